@@ -60,7 +60,7 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        table, used = _ruled(lines, i) or _separated(lines, i) or _aligned(lines, i) or (None, 1)
+        table, used = _ruled(lines, i) or _separated(lines, i) or _matrix(lines, i) or _aligned(lines, i) or (None, 1)
         if table or not blocks or blocks[-1].table:
             blocks.append(Block("code", table=table))
         blocks[-1].lines += [] if table else [lines[i]]
@@ -102,7 +102,7 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         header = [c.strip() for c in _END.sub("", lines[i].text.lstrip("# ")).split(mark)]
         # Where the marks leave no doubt, a heading may name a part and its figures.
         names = [re.sub(r"\(.*?\)", "", h) for h in header] if mark == "&" else header
-        if len(header) < 3 or not _header_ok(names) or max(map(len, header)) > 40:
+        if len(header) < (2 if mark == "&" else 3) or not _header_ok(names) or max(map(len, header)) > 40:
             continue
         below = [line for line in lines[i + 1 :] if mark != "&" or not _LATEX_RULE.match(line.text)]
         split = ((line.number, [c.strip() for c in _END.sub("", line.text).split(mark)]) for line in below)
@@ -112,14 +112,32 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return None
 
 
+def _matrix(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """GPUs against GPUs, as nvbandwidth prints them; the line above has the unit, the diagonal is of one GPU."""
+    names = re.sub(r"^\s*[A-Z]\\[A-Z]", "", lines[i].text).split()
+    unit = re.search(r"\([KMGT]i?B/s\)", lines[i - 1].text) if i else None
+    if not unit or len(names) < 2 or names != [str(c) for c in range(len(names))]:
+        return None
+    rows = [(line.number, line.text.split()) for line in lines[i + 1 : i + 1 + len(names)]]
+    rows = [(n, cells) for r, (n, cells) in enumerate(rows) if cells[:1] == [str(r)] and len(cells) == len(names) + 1]
+    for r, (_, cells) in enumerate(rows if len(rows) == len(names) else ()):
+        cells[r + 1] = ""
+    return (table_of(["from", *(f"to {c} {unit[0]}" for c in names)], rows, lines[i].number), len(rows) + 1)
+
+
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
     found: list[tuple[Table, int]] = []
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
         header = split.split(lines[i].text.lstrip("#").strip())
-        # Two columns are a table where both names have their units.
-        enough = len(header) >= 3 or (len(header) == 2 and all(re.search(r"\(.+\)$", h) for h in header))
-        if not enough or not _header_ok(header) or any(":" in h or "=" in h for h in header):
+        # Two columns are a table where the second has a unit.
+        if len(header) == 2 and not re.fullmatch(r"(?i)speed-?up|tflops|gb/s|tok(?:ens)?/s|.*\(.+\)", header[1]):
+            continue
+        # The rows' names may have no heading.
+        first = split.split(lines[i + 1].text.strip()) if i + 1 < len(lines) else []
+        if len(first) == len(header) + 1 and lines[i].text[:3].isspace() and not is_numeric(first[0]):
+            header = ["", *header]
+        if len(header) < 2 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
             continue
         rows: list[tuple[int, list[str]]] = []
         used = 1

@@ -10,25 +10,10 @@ from expertile.audit.rules import claims, equations, limits, links, solve, table
 from expertile.device import Device
 
 RULES = (
-    limits.above,
-    limits.mfu,
-    limits.shares,
-    limits.sparse_peaks,
-    links.limits,
-    tables.columns,
-    solve.rows,
-    solve.each,
-    solve.counted,
-    told.ratios,
-    told.retold,
-    totals.totals,
-    totals.orders,
-    equations.equations,
-    claims.compression,
-    claims.equal_work,
-    claims.ranges,
-    claims.failed_checks,
-    claims.attention_share,
+    *(limits.above, limits.mfu, limits.shares, limits.sparse_peaks, links.limits, tables.columns),
+    *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, totals.totals, totals.orders),
+    *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
+    *(claims.ranges, claims.failed_checks, claims.attention_share),
 )
 
 

@@ -81,15 +81,8 @@ FORMATS = (
     ("fp32", r"fp32|float32|f32|sgemm|32bit"),
 )
 # "double buffering" and "half the time" are no formats.
-_PHRASES = {
-    "single precision": "fp32",
-    "double precision": "fp64",
-    "half precision": "fp16",
-    "mixed precision": "fp16",
-    "4 bit": "int4",
-    "16 bit": "fp16",
-    "32 bit": "fp32",
-}
+_PHRASES = {"single precision": "fp32", "double precision": "fp64", "half precision": "fp16", "mixed precision": "fp16"}
+_PHRASES |= {"4 bit": "int4", "16 bit": "fp16", "32 bit": "fp32"}
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "fp6": 6, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
@@ -110,8 +103,7 @@ def _formats(text: str) -> list[str]:
 
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
 _FOREIGN = re.compile(
-    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|"
-    r"Apple M\d|"
+    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|Apple M\d|"
     r"Arc\b|Core i\d|Threadripper|Graphcore|SambaNova|Snapdragon|Hygon|Moore Threads|Biren|Cambricon)\b"
 )
 
@@ -132,8 +124,9 @@ class Facts:
         return {n: v[0] for n, v in self.stated.items() if len(v) == 1 and isinstance(v[0], float)}
 
 
-_DIGITS = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
-_SPELLED = re.compile(r"(?i)\b(?:two|four|eight|sixteen)\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{2,3}s?\b))")
+DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
+DIGITS |= {"eighteen": "18"}
+_SPELLED = re.compile(rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))")
 
 
 def _int(text: str) -> float:
@@ -148,7 +141,7 @@ _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
     stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(_PLURAL.sub(r"\1", text))}
-    text = _SPELLED.sub(lambda m: _DIGITS[m[0].lower()], text)
+    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()], text)
     if any(c.isdigit() for c in text):
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):

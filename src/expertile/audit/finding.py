@@ -44,12 +44,5 @@ def si(value: float, unit: str) -> str:
     return f"{value / scale:.4g} {prefix}{unit}".strip()
 
 
-UNIT_OF = {
-    "time": "s",
-    "rate": "FLOP/s",
-    "bandwidth": "B/s",
-    "bytes": "B",
-    "tokens_per_s": "tokens/s",
-    "items_per_s": "per s",
-    "s_per_token": "s",
-}
+UNIT_OF = {"time": "s", "rate": "FLOP/s", "bandwidth": "B/s", "bytes": "B"}
+UNIT_OF |= {"tokens_per_s": "tokens/s", "items_per_s": "per s", "s_per_token": "s"}

@@ -42,14 +42,12 @@ class Quantity:
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
-    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|"
-    r"as (?:much|little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|"
-    r"\+-) ?=? ?[(*]*$"
+    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
+    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|"
-    rf"\.\.\.?) ?(?P<b>{NUMBER}))?"
-    rf"(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
+    rf"\.\.\.?) ?(?P<b>{NUMBER}))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
 _SYMBOLS = (
@@ -60,7 +58,7 @@ _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?
 
 
 # A dollar before a figure that no dollar ends as LaTeX would.
-_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))")
+_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))")
 
 
 _GLOSSARY = (
@@ -108,7 +106,7 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
-            key = found and start > at and text[start + found[1] :][:1] == "="
+            key = found and text[at] == " " and text[start + found[1] :][:1] == "="
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
@@ -121,22 +119,24 @@ def _price(text: str, at: int) -> tuple[Unit, int]:
 
 
 _KEY = re.compile(
-    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈\"']*$"
+    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
 )
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
+_TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?:{NUMBER} ?/ ?){{2,}})$")
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
+_GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
+_OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |thousand )?"
-    r"(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|request|"
-    r"query|prompt|sample|step|hour)s?)\b"
-    r"(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |"
+    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
+    r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = re.compile(
     r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$"
@@ -164,7 +164,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         past = found[-1].end if found else 0
         before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
         # "4096 × 4096 × 4 bytes" are not 4 bytes, nor has anybody moved the 80 GB of an "A100 80GB".
-        if m.start() < past or _FACTOR.search(before) or (_BOARD.search(before) and re.match(" ?G", text[m.end() :])):
+        factor = (_FACTOR.search(before) and not _TIMES_OVER.search(before)) or _OF_MANY.search(before)
+        if m.start() < past or factor or (_BOARD.search(before) and re.match(" ?G", text[m.end() :])):
             continue
         first = cell is not None and not found and _MARKS_ONLY.fullmatch(before)
         key = None if cell else _KEY.search(before)
@@ -173,6 +174,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        named = named or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
         own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
@@ -192,6 +194,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
         value, at = _value(m["a"], of), m.start()
+        if of.kind == "bytes" and (times := _TIMES_OVER.search(before)):  # "reads 2 x 67 MB"
+            value, at = value * int(times[1]), m.start() - len(times[0])
         rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
         if m["b"] and not rose:
             other = _value(m["b"], of)
@@ -224,6 +228,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
 
 def _value(digits: str, unit: Unit) -> Interval:
     value = printed(digits.lstrip("-+−"))
+    if unit.kind == "percent" and unit.low == 1 and value.mid > 1.5:
+        value = value * 0.01  # an MFU of 42
     if unit.kind == "items" and unit.low == 1 and value.mid % 1 == 0:
         value = exact(value.mid)
     if unit.kind == "bytes" and unit.low == unit.high and value.mid >= 1 and math.log2(value.mid) % 1 == 0:
@@ -233,14 +239,12 @@ def _value(digits: str, unit: Unit) -> Interval:
 
 _METRIC = re.compile(
     r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
-    r"perf(?:ormance)?|"
-    r"achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|sec|secs|"
-    r"seconds?|per|"
-    r"tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|samples?|ips|tps)\b"
+    r"perf(?:ormance)?|achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|"
+    r"sec|secs|seconds?|per|tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|"
+    r"samples?|ips|tps)\b"
 )
 _STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|"
-    r"peak)\b|"
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
     r"\b\d\d(?:\.\d+)? ?%"
 )
 

@@ -153,9 +153,8 @@ class Row:
     def headings(self) -> str:
         """Lower-case words of the row's headings and of its table's header."""
         report = self.report
-        table = report.blocks[self.block].table
-        parts = [*(report.blocks[b].text for b in report.sections[self.block]), *(table.header if table else ())]
-        return clean("\n".join(parts)).lower()
+        table, path = report.blocks[self.block].table, report.sections[self.block]
+        return clean("\n".join([*(report.blocks[b].text for b in path), *(table.header if table else ())])).lower()
 
     @cached_property
     def lead(self) -> str:
@@ -199,6 +198,7 @@ class Grid:
         return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
 
 
+_MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
@@ -241,7 +241,7 @@ class Report:
         for at, (number, raw) in enumerate(table.rows):
             row = Row("table", number, "", [], index)
             cells = [clean(c) for c in raw]
-            measure = re.search(r"[(\[].+[)\]]\s*$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+            measure = _MEASURED_BY.search(cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
             by_row = unit_of_name(cells[0]) if measure else None
             for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
                 size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None

@@ -7,24 +7,12 @@ from functools import lru_cache
 
 # Kinds of quantity and their dimensions. Those without are ratio, percent, other (a unit that no rule uses) and number
 # (no unit at all). A kind that is not named here is spelled out: "B/param", "$/token".
-DIMENSIONS = {
-    "time": "s",
-    "rate": "flop/s",
-    "bandwidth": "B/s",
-    "bytes": "B",
-    "flop": "flop",
-    "intensity": "flop/B",
-    "tokens_per_s": "token/s",
-    "items_per_s": "item/s",
-    "s_per_token": "s/token",
-    "s_per_item": "s/item",
-    "tokens": "token",
-    "items": "item",
-    "params": "param",
-    "power": "J/s",
-    "energy": "J",
-    "money": "$",
-}
+_DIMENSIONS = (
+    "time s, rate flop/s, bandwidth B/s, bytes B, flop flop, intensity flop/B, tokens_per_s token/s, "
+    "items_per_s item/s, s_per_token s/token, s_per_item s/item, tokens token, items item, "
+    "params param, power J/s, energy J, money $"
+)
+DIMENSIONS = dict(pair.split() for pair in _DIMENSIONS.split(", "))
 _KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
 UNTYPED = ("ratio", "percent", "number", "other")
 
@@ -95,7 +83,7 @@ NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps)\b"),
-    ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS)\b"),
+    ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS|ips|IPS)\b"),
     (
         "rate",
         r"(?P<p>(?i:[kmgtpe]|kilo|mega|giga|tera|peta)) ?(?:(?i:fl|i)?[oO][pP][sS]?(?: ?/ ?| per )(?:s|sec|second)\b|"
@@ -113,8 +101,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("items", rf"(?P<p>[kKM])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
-    ("power", r"(?P<p>[mk])?(?:W|[Ww]atts?)\b"),
-    ("energy", r"(?P<p>[mkM])?(?:(?P<h>Wh)|J|[Jj]oules?)\b"),
+    ("power", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:W|[Ww]atts?)\b"),
+    ("energy", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:(?P<h>Wh|[Ww]att[- ]?hours?)|J|[Jj]oules?)\b"),
     ("money", r"(?i:USD|EUR|dollars?)\b"),
     ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
@@ -129,15 +117,14 @@ _FORMS: tuple[tuple[str, str], ...] = (
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
 _PER = re.compile(
-    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)"
-    rf"(?:(?:optimizer|generated|training|1) ?)?"
-    rf"(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|"
-    rf"(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"
+    rf"generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|"
+    rf"thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
 )
-_AMOUNTS = ("time", "bytes", "flop", "tokens", "items", "power", "energy", "money", "rate", "params")
+_AMOUNTS = DIMENSIONS.keys() - {"intensity", "items_per_s", "s_per_token", "s_per_item"}
 
 
 @lru_cache(maxsize=4096)
@@ -150,11 +137,7 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     unit, end = _unit(kind, m.groupdict()), m.end()
     each = bool(of := _PER_DEVICE.match(text, end))
     end = of.end() if of else end
-    while (
-        kind in (*_AMOUNTS, "bandwidth", "tokens_per_s")
-        and (of := _PER.match(text, end))
-        and not (kind == "params" and not of["s"])
-    ):
+    while kind in _AMOUNTS and (of := _PER.match(text, end)) and (kind != "params" or of["s"]):
         (what, found) = next((g, v) for g, v in of.groupdict().items() if v and g not in ("m", "gpu"))
         by, end, noun = 1.0, of.end(), unit.noun
         if what == "s":
@@ -200,7 +183,7 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         name = groups["t"] or "s"
         low = high = _TIMES.get(name, 86400.0)
     elif kind in ("power", "energy"):
-        low = high = {"m": 1e-3, "k": 1e3, "": 1.0}[prefix] * (3600.0 if groups.get("h") else 1.0)
+        low = high = (1e-3 if groups["p"] == "m" else _TEN[prefix]) * (3600.0 if groups.get("h") else 1.0)
     elif kind == "percent":
         low = high = 0.01
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
@@ -220,8 +203,12 @@ _COUNT = re.compile(
 _THROUGHPUT = re.compile(r"(?i)\b(request|output(?: token)?|total token|token|image|sample)s? throughput$")
 
 
-_MONEY = re.compile(r"(?i)\$|\b(?:usd|eur|dollars?|cost|price)\b")
+_MONEY = re.compile(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
 _MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
+
+
+# A share without a sign: "mfu: 0.42".
+_OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
 
 
 def unit_of_name(name: str) -> Unit | None:
@@ -237,18 +224,27 @@ def unit_of_name(name: str) -> Unit | None:
         return found[0] if found and found[0].kind != "money" else None
     if re.match(r"(?i)\W*(?:%|percent|pct) of\b", spaced):
         return match_unit("%")[0]  # type: ignore[index]
+    if _OF_ONE.search(spaced):
+        return Unit("percent", 1.0, 1.0)
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least
         for piece in (inside, *inside.split(",")):
-            text = re.sub(r"^\$", "USD", piece.strip().lstrip("~≈# "))
+            text = re.sub(r"^[$€]", "USD", piece.strip().lstrip("~≈# "))
             found = match_unit(text)
             if found and found[1] >= len(text) - 2 and found[0].kind not in ("items", "params"):
-                return found[0]
+                per = _MONEY_PER.search(re.sub(r"[(\[].*?[)\]]", "", name))
+                each = match_unit(f"J per {per[1]}") if per and found[0].kind in ("energy", "money") else None
+                kind = (
+                    product(found[0].kind, each[0].kind.partition("/")[2], -1) if each and "/" in each[0].kind else ""
+                )
+                return (
+                    Unit(kind, found[0].low * each[0].low, found[0].high * each[0].high) if each and kind else found[0]
+                )
     if re.search(r"(?i)\b(?:size|length|message|msg|data)\b.*\(B\)$", name):
         return match_unit("bytes")[0]  # type: ignore[index]
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
-    bare = re.sub(r"^\$", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
+    bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
     if served := _THROUGHPUT.search(bare.strip()):
         return match_unit(f"{served[1].lower().replace('output', 'token').split()[-1]}s/s")[0]  # type: ignore[index]
     outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", bare))
@@ -256,12 +252,8 @@ def unit_of_name(name: str) -> Unit | None:
     words = re.split(r"[\s,;:]+", plain)
     # "MB moved", "ms total"
     first = match_unit(words[0]) if len(words) == 2 and words[1] not in ("per", "each", "of") else None
-    if (
-        first
-        and first[1] == len(words[0]) > 1
-        and first[0].kind in ("bytes", "time")
-        and words[0] not in ("min", "mins")
-    ):
+    whole = first and first[1] == len(words[0]) > 1 and words[0] not in ("min", "mins")
+    if whole and first and first[0].kind in ("bytes", "time"):
         return first[0]
     for start in range(len(words)):
         if start and words[start - 1] == "per":
@@ -273,4 +265,7 @@ def unit_of_name(name: str) -> Unit | None:
             return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
+    head, _, inside = name.partition(" ")
+    if "_" in head and re.fullmatch(r"[a-z_]+", inside) and not re.search("count|num|ratio|size", inside):
+        return unit_of_name(head)  # "memory_gb weights"
     return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]

@@ -3,11 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterator
+from math import prod
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
-from expertile.audit.quantity import Quantity
+from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
@@ -143,6 +144,51 @@ def equal_work(report: Report) -> Iterator[Finding]:
             each = " and ".join(f"{m[0].strip()} = {si(w, 'FLOP')}" for (_, m), w in zip(shapes, work, strict=True))
             message = f"{each}: {max(work) / min(work):.3g} times the work"
             yield Finding(INCONSISTENT, "equal work", row.line, said[0], message, tuple(line for line, _ in shapes))
+
+
+_QUICKER = re.compile(r"(?i)speed-?\s?up|faster|quicker|as fast")
+_MEANT = re.compile(
+    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
+    r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
+)
+_PAUSE = re.compile(
+    r"(?:[,;.]| against| vs\.?| versus| and| while| whereas| than|\n)\s(?!.*(?:[,;.]| against| vs|\n)\s)", re.DOTALL
+)
+_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements")
+
+
+def unequal_work(report: Report) -> Iterator[Finding]:
+    """A speed-up of two times, of which the shorter is of less work: it asks."""
+    for i, row in enumerate(report.rows):
+        said = [q for q in row.of("ratio") if q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])]
+        near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 2 and r.kind == row.kind == "line"]
+        text = "\n".join(r.text for r in (*near, row))
+        times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact] if len(said) == 1 else []
+        if len(times) != 2 or _MEANT.search(text):
+            continue
+        (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
+        at = pause.end() if (pause := _PAUSE.search(text, a.end, b.start)) else a.end
+        yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
+    for grid in report.grids:
+        cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]
+        bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
+        for r, q, t in cells if len(bases) == 1 else ():
+            yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
+
+
+def _work(text: str) -> dict[str, float]:
+    """The sizes that a part of a sentence states."""
+    counted = {q.kind: q.value.mid for q in quantities(text, 0) if q.kind in ("tokens", "items")}
+    return facts(text).sizes | counted | {"elements": float(prod(t)) for t in facts(text).of("tuples")[:1]}  # noqa: B035
+
+
+def _unequal(q: Quantity, lines: tuple[int, ...], *runs: tuple[Quantity, dict[str, float]]) -> Iterator[Finding]:
+    (slow, long), (fast, short) = sorted(runs, key=lambda run: -run[0].value.mid)
+    other = [n for n in _WORK if n in long and n in short and long[n] != short[n]]
+    if other and all(short[n] < long[n] for n in other) and q.value.meets(slow.value / fast.value, 0.06):
+        n = other[0]
+        message = f"{slow.text} is of {n} {long[n]:.0f}, {fast.text} of {n} {short[n]:.0f}"
+        yield finding(QUESTION, "equal work", f"{message}: is {q.text} of the same work?", q, slow, fast, lines=lines)
 
 
 def ranges(report: Report) -> Iterator[Finding]:

@@ -89,14 +89,9 @@ def equations(report: Report) -> Iterator[Finding]:
                 continue
             at = right.start()
             a, b = _side(left[0]), _side(right[0])
-            if (
-                a
-                and b
-                and a.numbers > 1 == b.numbers
-                and not _NO_SUM.search(left[0])
-                and not _open(a, b, "€" in row.text)
-                and not _holds(a, b)
-            ):
+            if not a or not b or a.numbers < 2 or b.numbers != 1 or _NO_SUM.search(left[0]):
+                continue
+            if not _open(a, b, "€" in row.text) and not _holds(a, b):
                 line = max((q.line for q in row.quantities if left.start() <= q.start <= right.end()), default=row.line)
                 message = f"{a.text} is {a.value:.4g}, not {b.text}"
                 yield Finding(INCONSISTENT, "arithmetic", line, f"{a.text} = {b.text}", message, (line,))

@@ -42,10 +42,9 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
 
 _LIMIT = re.compile(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
-    r"\bcan (?:carry|deliver|do)|"
-    r"capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|cannot exceed|nominal|"
-    r"\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|"
-    r"supports?|has)\b"
+    r"\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|"
+    r"cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|"
+    r"provides?|offers?|supports?|has)\b"
 )
 MEASURED = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"

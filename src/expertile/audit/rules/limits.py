@@ -15,8 +15,8 @@ from expertile.device import DTYPES, SPARSE_SHEET, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
-    r"peak|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|emulat|"
-    r"winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
+    r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|"
+    r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|aggregate|cluster|\bsol\b|capab|hardware|advertised|"
     r"projected|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
@@ -132,6 +132,7 @@ _WHOLE = re.compile(
     r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
 )
 _TRAFFIC = re.compile(r"(?i)traffic|\bmoved|\breads?\b|writes\b|written|transferred|\bmoves\b|loaded")
+_READ_OR_WRITTEN = re.compile(r"(?i)\breads?\b|\bwrit")
 _SHAPE = "is this the time of that shape?"
 
 
@@ -180,7 +181,10 @@ def _moved(row: Row) -> Iterator[Demand]:
     times = named or (near if len(near) == 1 else [])
     if times and moved:
         t, count = max(times, key=lambda t: t.value.hi), 1.0 if named else max(gpu_counts(row))
-        rate, text = moved[0].value / t.value, f"{moved[0].text} in the {t.text} of line {t.line}"
+        both = len(moved) == 2 and all(_READ_OR_WRITTEN.search(f"{q.label[-24:]} {q.after[:16]}") for q in moved)
+        moved = moved if both else moved[:1]
+        total, what = sum((q.value for q in moved[1:]), moved[0].value), " + ".join(q.text for q in moved)
+        rate, text = total / t.value, f"{what} in the {t.text} of line {t.line}"
         ask = "is this the same run?"
         yield Demand(moved[0], "bandwidth", rate, text, "traffic", ask, count=count, lines=(t.line,))
 
@@ -238,11 +242,8 @@ def mfu(report: Report) -> Iterator[Finding]:
         each = [n * q.value.mid / (x * g) for x, _ in peaks for g in counts]
         most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
         # Whoever only reads tokens spends 2·N, of a dense peak.
-        read = (
-            []
-            if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words)
-            else [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
-        )
+        read = [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
+        read = [] if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else read
         spent = [*((5.1 * e, most * e) for e in each), *((1.7 * e, 5.1 * e) for e in read)]
         if each and not any(low <= p.value.hi and p.value.lo <= high for low, high in spent):
             best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))

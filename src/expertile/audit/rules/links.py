@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from expertile.audit.facts import facts
+from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FAR
 from expertile.audit.quantity import Quantity
@@ -16,7 +16,7 @@ from expertile.device import NVLINK, PCIE_LANES
 _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
-    "NVLink": r"nvlink|nvswitch",
+    "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
     "PCIe": r"pci[- ]?e",
     "network": r"infiniband|\bib\b|ethernet|network|rdma|roce|\bnics?\b|inter-?node|[hne]dr\b",
     "xGMI": r"xgmi|infinity fabric",
@@ -25,19 +25,22 @@ _PARTS = {
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
 _ONE_WAY = re.compile(
-    r"(?i)h2d|d2h|host.to.device|device.to.host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
+    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
     r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
-    r"bus ?bw|reads? from|writes? to"
+    r"bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
 )
-_BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat")
+_COPIED = re.compile(r"(?i)h2d|d2h|\bhost|pinned")
+_BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|total|"
-    r"system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|8 gpus|"
-    r"combined"
+    r"system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|8 gpus|combined"
 )
 _NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory)[\w. ]{0,12}\($")
 _LINKS = ("PCIe", "NVLink")
+_LINKS_OF = re.compile(
+    rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:[\w.]+ ){{0,2}}(?:links?|lanes|ports|bricks)(?: (?:of|at|with))?\W*$"
+)
 _BW = ("alg(?:o|orithm)?", "bus")
 _SHARE = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(r"(?i)pci[- ]?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
@@ -69,7 +72,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
-    return _part(own) or _part(f"{row.lead} {row.headings}") or "memory" if q.kind == "bandwidth" else ""
+    copied = _part(row.report.text) if _COPIED.search(own) else ""
+    return _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory" if q.kind == "bandwidth" else ""
 
 
 def limits(report: Report) -> Iterator[Finding]:
@@ -84,23 +88,18 @@ def limits(report: Report) -> Iterator[Finding]:
                     "/".join(facts(own).of("formats")) if q.kind == "rate" else _part(row.text) or _part_of(row, q, own)
                 )
                 part = part if q.kind == "rate" else _part(own) or part
-                stated.append(_Limit(part, q.plain.mid, _ways(own), f"the {q.text} of line {q.line}", q))
+                many = _LINKS_OF.search(own[: own.find(q.text)])
+                n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
+                stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
     for row in report.all_rows:
         yield from _bus(row)
         for q in (*row.of(*_KINDS), *_moved(row)):
             own = own_words(row, q)
-            if (
-                q.exact
-                and q.value.mid
-                and not on_sheet(row, q)
-                and id(q) not in known
-                and not is_limit(own)
-                and not _OTHER.search(own)
-            ):
-                yield from _above(
-                    row, q, own, [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
-                )
+            limit = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
+            if q.exact and q.value.mid and not limit:
+                near = [s for s in stated if s.q and s.q.kind == q.kind and _beside(row, s.q, q)]
+                yield from _above(row, q, own, near)
 
 
 _KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
@@ -114,13 +113,11 @@ def _beside(row: Row, limit: Quantity, q: Quantity) -> bool:
 def _moved(row: Row) -> Iterator[Quantity]:
     """The bytes/s of a sentence's only bytes in a time that crosses a link: "26 GB … over PCIe 3.0 x16 in 0.9 s"."""
     held = [q for q in row.of("bytes") if q.exact]
-    for t in row.of("time") if len(held) == 1 and row.kind == "line" else ():
-        own = own_words(row, t)
-        if (
-            (_part(own) or _part(row.text) * bool(_ONE_WAY.search(own))) in _LINKS
-            and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own)
-            and t.exact
-        ):
+    for t in row.of("time") if len(held) == 1 and row.kind != "table" else ():
+        own = own_words(row, t) if row.kind == "line" else row.text
+        t = t if row.kind == "line" else replace(t, label=row.text)
+        part = _part(own) or _part(f"{row.lead} {row.text}") * bool(_ONE_WAY.search(own))
+        if part in _LINKS and t.exact and re.search(r"(?i)\bin\b|tak|took|[:=] ?\d", own):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
 
 
@@ -130,7 +127,8 @@ def _above(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Fi
     held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
     if part in _LINKS:
         link, around = True, f"{row.lead} {row.headings} {own}"
-        held = held or [x for x in (_link(own, row), _link(around, row)) if x and x.part == part][:1]
+        known = (_link(text, row) for text in (own, around, row.report.text))
+        held = held or [x for x in known if x and x.part == part][:1]
     held = [s for s in held if not ways or s.ways == ways] or held
     if not held:
         return
@@ -175,7 +173,7 @@ def _bus(row: Row) -> Iterator[Finding]:
 
 def _link(text: str, row: Row) -> _Limit | None:
     """The one link that a text names, and its bytes/s in both directions together."""
-    pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(r"(?i)nvlink", text)
+    pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(rf"(?i){_PARTS['NVLink']}", text)
     pcie = {p for p in pcie if p[1]} or pcie  # "PCIe 4" above "PCIe 4.0 x8"
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()

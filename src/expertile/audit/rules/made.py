@@ -24,6 +24,7 @@ TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_toke
 _RUN, _APART = TYPED[1:5], {"time", "bytes", "tokens", "items"}
 Cells = dict[int, Quantity]
 Values = dict[int, Interval]
+Counts = dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Made:
         """The rows that confirm it; 0 where more than one in three does not."""
         held = [r for r in telling if r in self.forms]
         fits = [self.fits(r, targets[r], FIT if self.quotient else 2 * FIT) for r in held]
-        one = not self.quotient or self.name.endswith("1x") or any(targets[r].kind == "ratio" for r in held)
+        plain = any(targets[r].kind == "ratio" or targets[r].text[0] in "+-−" for r in held)
+        one = not self.quotient or self.name.endswith("1x") or plain
         if fits.count(False) > max(one, 0.34 * len(held)):
             return 0
         # A wide one confirms nothing.
@@ -101,11 +103,8 @@ def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[
     for c, header in enumerate(grid.header):
         held = {r: q for r, q in enumerate(grid.column(c)) if q is not None and q.value.mid > 0 and q.exact}
         kinds = Counter(q.kind for q in held.values())
-        if (
-            c == target
-            or 2 * len(held) < len(grid.rows)
-            or not (quotient or same_statistic(header, grid.header[target]))
-        ):
+        of_run = quotient or same_statistic(header, grid.header[target])
+        if c == target or 2 * len(held) < len(grid.rows) or not of_run:
             continue
         kind, n = kinds.most_common(1)[0]
         mixed = quotient and len(kinds) > 1 and {*kinds} <= {*TYPED, "power", "energy", "money"}
@@ -170,6 +169,10 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
     if part and len(body) == len(rows) > 2 and all(r in s.values for r in body):
         total = sum((s.values[r] for r in body[1:]), s.values[body[0]])
         yield Source("the sum", s.kind, dict.fromkeys(body, total), dict.fromkeys(body, "the sum")), False
+    for line in below(grid) if part else ():  # "Self CUDA time total: 12.5 ms"
+        if q := line.only(s.kind):
+            held = dict.fromkeys(body, q.plain), dict.fromkeys(body, q.text)
+            yield Source("the total", s.kind, *held, lines=dict.fromkeys(body, (q.line,))), False
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
         ("the next row of 1x", {r: min((o for o in ones if o > r), default=-1) for r in body}),
@@ -184,6 +187,12 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         values, text = {r: s.values[b] for r, b in to.items()}, {r: s.text[b] for r, b in to.items()}
         kinds, lines = {r: s.kinds[b] for r, b in to.items() if s.kinds}, {r: s.lines[b] for r, b in to.items()}
         yield Source(name, s.kind, values, text, lines=lines, kinds=kinds), whole
+
+
+def below(grid: Grid) -> list[Row]:
+    """The lines right below a table that have a total."""
+    last, lines = grid.rows[-1].line, grid.rows[-1].report.lines_of_text
+    return [row for row in lines if last < row.line <= last + 4 and re.search(r"(?i)\btotal\b", row.text)]
 
 
 _SHAPES = re.compile(r"\b[A-Za-z]{1,3}=?\d+\b|\d+(?:[x×]\d+)+")
@@ -207,9 +216,9 @@ def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
             yield replace(s, values={r: s.values[r] * x for r, x in by.items()})
 
 
-def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> dict[str, dict[int, float]]:
+def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     """What rows may be multiplied or divided by: sizes by their names, whole numbers without a unit, two of them."""
-    found: dict[str, dict[int, float]] = {}
+    found: Counts = {}
     for name in ("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own)):
         sizes = {r: n.value for r in targets if (n := grid.rows[r].size(name)) and n.near}
         if len(sizes) == len(targets) and all(sizes.values()):
@@ -286,12 +295,7 @@ def _times(x: Source, y: Source | None, sign: int) -> Source:
 
 
 def _usual(
-    rule: str,
-    targets: Cells,
-    e: Source,
-    counts: dict[str, dict[int, float]],
-    usual: tuple[float, ...],
-    beside: dict[int, list[float]],
+    rule: str, targets: Cells, e: Source, counts: Counts, usual: tuple[float, ...], beside: dict[int, list[float]]
 ) -> Iterator[Made]:
     """`e` times a count, where most of the rows agree on a factor of `usual`."""
     rows, work = [r for r in targets if r in e.values], e.name.startswith("work")
@@ -309,9 +313,7 @@ def _usual(
             yield Made(e.name + name, rule, forms, text, e.lines, also, beside)
 
 
-def _constant(
-    grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: dict[str, dict[int, float]]
-) -> Iterator[Made]:
+def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: Counts) -> Iterator[Made]:
     """The target in proportion to a column or its inverse, to the last digit in all rows but one; for rates and times,
     which may be of one work, less exactly. It asks."""
     rows = [r for r in targets if r in s.values]

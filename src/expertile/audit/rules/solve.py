@@ -22,6 +22,7 @@ _ONE_WAY = re.compile(
     r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
     r"\b(?:read|load)(?:s|ing)?\b"
 )
+_HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
 
 
@@ -30,7 +31,8 @@ def _sure(row: Row, law: Law, by: dict[str, Term]) -> bool:
     figures = [t.figure for t in by.values() if t.figure]
     first, second = (by[k].figure for k in law.kinds.split()[:2])
     if law.sure == "always":
-        return law.rule == "rate" or row.kind != "table"
+        lone = row.kind != "table" or any(len(g.rows) == 1 for g in row.report.grids if g.block == row.block)
+        return law.rule == "rate" or lone
     if row.kind != "line" or not law.sure:
         return False
     if law.sure == "close":
@@ -48,7 +50,8 @@ def rows(report: Report) -> Iterator[Finding]:
     small = [row for grid in report.tables for row in grid.rows if len(grid.rows) < 3 or row.of("$/token", "$/item")]
     for whole in (*report.rows, *small):
         for row in whole.parts():
-            if (held := terms(row)) and (len(held) > 1 or report.blocks[row.block].kind == "code"):
+            alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
+            if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
 
 
@@ -65,7 +68,8 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
         kinds["flop"] = of  # that the text states
     lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
     # Of a log, two figures; of the sentence before, two that stand together.
-    most = 2 if row.report.blocks[row.block].kind != "prose" or len({t.lines for (t,) in lent.values()}) == 1 else 1
+    hence = row.report.blocks[row.block].kind != "prose" or _HENCEFORTH.match(row.text)
+    most = 2 if hence or len({t.lines for (t,) in lent.values()}) == 1 else 1
     pool, seen = {**kinds, **lent}, set[frozenset[str]]()
     for x, y in itertools.permutations(pool, 2):
         for sign in (1, -1):
@@ -181,11 +185,8 @@ def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
 def _steady(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
     """Whether sequences at once make no more tokens than their time per output token allows; the prompts cost more."""
     of = [t.figure for t in combo if t.figure and t.kind == "s_per_token"]
-    return (
-        combo[2].kind == "ratio"
-        and any(map(is_tpot, of))
-        and (max(factors) == 1 or (combo[0].value * combo[1].value).lo < 1.05 * max(factors))
-    )
+    few = max(factors) == 1 or (combo[0].value * combo[1].value).lo < 1.05 * max(factors)
+    return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few
 
 
 def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
@@ -248,11 +249,8 @@ def counted(report: Report) -> Iterator[Finding]:
     ways = [prod(some) for k in range(1, 3) for some in itertools.combinations(others, k)]
     if len(batches) == 2 and len(others) == 2 and not any(batches[0] * w == batches[1] for w in ways):
         row = next((r for r in report.rows if batches[1] in r.facts.of("batch")), None)
-        if (
-            row
-            and re.search(r"(?i)global|effective|total", row.text)
-            and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text)
-        ):
+        whole = row and re.search(r"(?i)global|effective|total", row.text)
+        if row and whole and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text):
             text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
             message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
             yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)

@@ -13,6 +13,7 @@ _PART = re.compile(
     r"(?i)^of\b|\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|(?:%|percent) of|less|more|diff|delta|Δ|"
     r"chang|incr"
 )
+_WORD = re.compile(r"[a-z]+")
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
 
@@ -27,8 +28,10 @@ def columns(report: Report) -> Iterator[Finding]:
             kind, change = kinds.pop(), all(q.text[0] in "+-−" for q in cells)
             if kind in ("ratio", "percent"):
                 drawn = grid.drawn or ((kind == "ratio" or change) and len(grid.header) < 4)
-                said = change or name.strip() == "%" or RATIO.search(name) or _PART.search(name) or kind == "ratio"
-                if not drawn or not said or _NO_QUOTIENT.search(name):
+                own = {*_WORD.findall(name.lower())}
+                of = own and sum(own <= {*_WORD.findall(h.lower())} for h in grid.header) > 1  # "Self CUDA %"
+                named = RATIO.search(name) or _PART.search(name) or name.strip() == "%"
+                if not drawn or not (named or change or of or kind == "ratio") or _NO_QUOTIENT.search(name):
                     continue
             if kind not in ("number", "other"):
                 yield from _column(grid, index, kind)
@@ -39,9 +42,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     body = [r for r, row in enumerate(grid.rows) if not row.summary]
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing. So is the one row that has none.
-    ones = [
-        r for r, q in targets.items() if quotient and q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)
-    ]
+    near_one = [r for r, q in targets.items() if quotient and q.value.meets(1.0)]
+    ones = [r for r in near_one if targets[r].value.width < 0.3 or targets[r].value.mid == 1]
     telling = [r for r in targets if r not in ones]
     if not telling or (len(telling) > 2 and len({targets[r].text for r in telling}) == 1):
         return
@@ -68,7 +70,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     if best is None:
         return
     one = best.name.endswith("1x")
-    if score < 3 and (best.free or not (best.direct or one or kind == "ratio")):
+    whole = best.name.endswith(("of the sum", "of the total"))
+    if score < 3 and (best.free or not (best.direct or one or whole or kind == "ratio")):
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
     only = best.direct and not best.free and (not quotient or any(len(grid.columns(k)) == 2 for k in TYPED))

@@ -57,6 +57,7 @@ LAWS = (
     Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="close"),
     Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
+    Law("tokens/s", "tokens_per_s s_per_item token/item", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "s_per_token tokens time", several=True, unless=_ONE_PASS, sure="close"),
     Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure="hence"),
     Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure="hence"),
@@ -72,7 +73,7 @@ LAWS = (
 _BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
 # The figure that follows from the others, where several may.
 _DERIVED = (
-    *("rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity", "$/token", "token/J", "flop/J", "J/token"),
+    *("$/token", "token/J", "flop/J", "J/token", "rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity"),
     *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
 )
 
@@ -108,15 +109,10 @@ WRITTEN = re.compile(
 @lru_cache(maxsize=1 << 14)
 def terms(row: Row) -> tuple[Term, ...]:
     """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
-    found = [
-        Term(q.kind, q.plain, q.text, (q.line,), q)
-        for q in row.quantities
-        if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and not on_sheet(row, q)
-        # Bytes that are held in memory are not moved.
-        if q.kind != "bytes"
-        or not re.search(_HELD, q.label.lower())
-        or WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
-    ]
+    held = [q for q in row.quantities if q.kind == "bytes" and re.search(_HELD, q.label.lower())]
+    held = [q for q in held if not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")]  # in memory, not moved
+    typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
+    found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]
         found = [t for t in found if at.count(t.lines) == 1]
@@ -150,7 +146,8 @@ _SPARSE = re.compile(
 )
 _DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
 _ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
-_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu|rows|elem|param\w* active))")
+_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
+_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))")
 
 
 def _whole(row: Row, text: str) -> bool:
@@ -162,15 +159,15 @@ def _whole(row: Row, text: str) -> bool:
 def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
+        text = _PARAMS.sub(r"\2\1", text)
         if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
             return found.pop() if len(found) == 1 and _whole(row, text) else None
     return None
 
 
 _SINGLE = re.compile(
-    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|"
-    r"(?:one|single)[ -](?:stream|user|request|sequence|prompt|client|batch)\b|\bbs ?=? ?1\b|"
-    r"(?:no|without) batching|\btg ?\d"
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
+    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bmodel\b|param")
 

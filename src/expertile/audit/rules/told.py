@@ -34,8 +34,11 @@ _SIZE = re.compile(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
 _OTHER = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
-_LESS = re.compile(r"(?i)drop|reduc|decreas|\bless|lower|sav|\bcut|fell")
+_LESS = re.compile(r"(?i)drop|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell")
 _UNIT = re.compile(r"[\d., ]|[kKMGT](?=i?B)")
+_SHARE_OF = re.compile(
+    r"(?i) of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
+)
 _BY = re.compile(r"(?i)\bby\W*$")
 _NOT_OF = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
@@ -90,11 +93,11 @@ _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])
 
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
-    m, counts = _SCALED.search(row.text), row.report.everything.of("gpus")
+    m, counts = _SCALED.search(row.text), row.facts.of("gpus") or row.report.everything.of("gpus")
     times = int(m[2]) / int(m[1]) if m else counts[0] if len(counts) == 1 else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     near = [r for r in row.report.lines_of_text if r.block == row.block and 0 <= row.line - r.line < 3]
-    ends = (float(m[1]), float(m[2])) if m else ()
+    ends = (float(m[1]), float(m[2])) if m else (1.0, times)
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
     for kind in TYPED if times > 1 and len(shares) == 1 else ():
         own = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
@@ -159,12 +162,13 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
         several = [of for of in kinds if 2 <= len(of) <= 4]
         # "dropped by 60 %" is a change; "to 60 % of it" is a share.
+        close = not sure or _LESS.search(head[-16:] + tail[:12])
         by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
-        change = "loss" if less and (by or (not sure and q.kind == "percent")) else "change" if by and sure else ""
+        change = "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
         gain: object = (
             sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or by or re.match(",? from ", tail)
         )
-        gain = gain or (q.kind == "percent" and re.search(r"(?i)of which [^.;]*$", head))
+        gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
         gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
@@ -213,7 +217,7 @@ _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 
 def retold(report: Report) -> Iterator[Finding]:
     """Each figure of a sentence against the tables within forty lines of it."""
-    in_tables = {row.line for grid in report.tables for row in grid.rows}
+    in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in (r for r in report.lines_of_text if r.line not in in_tables and not _APART.search(r.text)):
         near = [g for g in report.grids if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
         for q in row.quantities if near else ():
@@ -245,10 +249,15 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
 
 def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
     """A gain that no two figures of a table make."""
-    kinds, words, mean = [x.kind for x in row.of(*TYPED)], _near(row, q, 24, 24), MEAN.search(row.text)
+    kinds, words = [x.kind for x in row.of(*TYPED)], _near(row, q, 24, 24)
+    mean = MEAN.search(row.text.replace("_", " "))
     same = any(c.value.meets(q.value, 0.015) for c in cells)
     # A sentence of two figures has what makes it.
-    if same or len(row.of("ratio", "percent")) > 3 or any(kinds.count(k) > 1 for k in kinds):
+    strict = re.search(r"(?i)geo|(?:mean|average) of", row.text)
+    if (same and not strict) or len(row.of("ratio", "percent")) > 3 or any(kinds.count(k) > 1 for k in kinds):
+        return
+    whole = [c.value for grid, _ in held for r in grid.rows if r.summary for c in r.of(q.kind)]
+    if any(c.meets(q.value, 0.015) for c in whole):
         return
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     if not two and not _OUTCOME.search(_near(row, q, 48, 24)):
@@ -261,8 +270,12 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     more = bound and q.kind == "ratio" and _mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     by = re.search(r"(?i)\bby\W*\||less|reduc|\bsav|\bcut", _near(row, q, 24, 10))
 
+    lower = re.match(r" (?:lower|less|shorter|smaller) \w", row.text[q.end :])
+    lower = lower or (_BY.search(row.text[: q.start]) and _LESS.search(_near(row, q, 40, 0)))
+    less = q.kind == "percent" and lower
+
     def fits(x: float) -> bool:
-        forms = [f for z in (x, 1 / x) for f in printed_as(q, exact(z), "change" if by else "")]
+        forms = [f for z in (x, 1 / x) for f in printed_as(q, exact(z), "loss" if less else "change" if by else "")]
         return any(f.hi > 0 and q.value.meets(f, 0.04) for f in forms)
 
     if more or (made and not bound and not any(map(fits, made))):
@@ -300,7 +313,11 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str) -> list[
     named = any(len(n) > 2 and f" {n} " in text for n in names)
     for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if _mid(c)]
+        apart = (
+            r.own and len(held) > 1 and not any(f" {n} " in text for n in (*r.own, "from"))
+        )  # another size is another problem
         below = [c for s in grid.rows if s is not r for c in s.of(kind) if _mid(c) and not (named and len(held) > 1)]
+        below = [c for c in below if not apart]
         found += [
             _mid(a) / _mid(b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b
         ]

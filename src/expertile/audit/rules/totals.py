@@ -10,7 +10,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.made import TYPED
+from expertile.audit.rules.made import TYPED, below
 from expertile.audit.units import unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
@@ -37,8 +37,56 @@ def totals(report: Report) -> Iterator[Finding]:
             of = [q for row in grid.body if (q := row.figure(c))]
             if len(of) == len(grid.body) > 1:
                 yield from _whole(of, 1.02 + 0.005 * len(of), 1.0)
+        yield from _below(grid)
     for row in report.lines_of_text:
         yield from _listed(row)
+    stages = [row for row in report.lines_of_text if report.blocks[row.block].kind != "prose"]
+    for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
+        yield from _added([row.quantities[0] for _, row in some if len(row.quantities) == 1])
+    small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
+    for row in (*(r for r in report.rows if r.kind == "record"), *small):
+        yield from _added(row.quantities)
+
+
+_NO_PART = re.compile(
+    r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
+    r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
+)
+
+
+def _added(figures: list[Quantity]) -> Iterator[Finding]:
+    """The total of a record or of lines with one figure each: three or more others make it."""
+    named = [(q, q.label.replace("_", " ")) for q in figures if q.kind in ("time", "bytes", "money", "energy")]
+    totals = [q for q, label in named if _TOTAL.search(label)]
+    parts = [q for q, label in named if totals and q.kind == totals[0].kind and q is not totals[0]]
+    other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact and q.value.mid for q, _ in named)
+    if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
+        return
+    yield from _made_of(totals[0], parts, True, False)
+
+
+def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Iterator[Finding]:
+    """A sum, of which one part may be left out, or a mean that the parts do not make."""
+    means = _may_be([x.value for x in parts], total and not mean)
+    means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
+    if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
+        made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
+        yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
+
+
+def _below(grid: Grid) -> Iterator[Finding]:
+    """The total below a profiler's table, where its rows' shares say how much of it they are."""
+    for c, s in itertools.product(grid.columns("time"), grid.columns("percent")) if grid.drawn else ():
+        words = [{*re.findall(r"\b(?!(?:time|total|[mun]s)\b)[a-z]+", grid.header[i].lower())} for i in (c, s)]
+        pairs = [(t, p) for row in grid.body if (t := row.figure(c)) and (p := row.figure(s))]
+        for row in below(grid) if words[0] == words[1] and len(pairs) > 2 else ():
+            q = row.only("time")
+            if q and words[0] <= {*row.text.lower().split()}:
+                whole = sum(t.value.mid for t, _ in pairs) / sum(p.value.mid for _, p in pairs)
+                fits = sum((t.value / p.value).meets(whole, FIT) for t, p in pairs)
+                if fits == len(pairs) and not q.value.meets(whole, FIT):
+                    message = f"the shares are of {si(whole, 's')}, not {q.text}: is it of the same run?"
+                    yield finding(QUESTION, "total", message, q, *(t for t, _ in pairs))
 
 
 def _whole(shares: list[Quantity], most: float, least: float) -> Iterator[Finding]:
@@ -69,13 +117,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         own = ([x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end])
         earlier = [x for r in lines if r.text != row.text for x in r.of(q.kind)]
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
-        if not 3 <= len(parts) <= 12 or not all(x.exact and x.value.mid for x in parts):
-            continue
-        means = _may_be([x.value for x in parts], bool(total) and not mean)
-        means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
-        if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
-            made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
-            yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
+        if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts):
+            yield from _made_of(q, parts, bool(total), bool(mean))
 
 
 def _may_be(values: list[Interval], total: bool) -> list[Interval]:
