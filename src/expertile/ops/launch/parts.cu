@@ -151,7 +151,13 @@ __device__ __forceinline__ u32 packed(float low, float high) {
   return x;
 }
 
-// The inverse.
+// A warp's 16 rows of 16 sums, eight a thread as wgmma leaves them, rounded; each lane names a place for 8 of a row.
+__device__ __forceinline__ void store_matrices(u32 at, const float* x) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(packed(x[0], x[1])),
+               "r"(packed(x[2], x[3])), "r"(packed(x[4], x[5])), "r"(packed(x[6], x[7])) : "memory");
+}
+
+// The inverse of `packed`.
 __device__ __forceinline__ float2 unpacked(u32 x) {
   float2 y;
 #if HALF

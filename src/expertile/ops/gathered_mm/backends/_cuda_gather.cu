@@ -135,10 +135,8 @@ __device__ __forceinline__ void stage_products(const float* sum, u32 to) {
   const u32 row_at = to + (warp * 16 + lane % 16) * 128;
 #pragma unroll
   for (int block = 0; block < COLUMNS / 16; block++) {
-    const float* x = sum + block * 8;
     const u32 at = row_at + block / 4 * BLOCK_BYTES + ((block % 4 * 2 + lane / 16 ^ lane % 8) << 4);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(packed(x[0], x[1])),
-                 "r"(packed(x[2], x[3])), "r"(packed(x[4], x[5])), "r"(packed(x[6], x[7])) : "memory");
+    store_matrices(at, sum + block * 8);
   }
 }
 

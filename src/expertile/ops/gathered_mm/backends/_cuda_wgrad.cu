@@ -94,15 +94,14 @@ __device__ __forceinline__ void store(const float* sum, const Shared& s, const T
 #pragma unroll
     for (int block = 0; block < BLOCK / 16; block++) {
       const float* y = sum + (piece * (BLOCK / 16) + block) * 8;
-      const u32 a = packed(y[0], y[1]), b = packed(y[2], y[3]), c = packed(y[4], y[5]), d = packed(y[6], y[7]);
 #if TURNED
+      const u32 a = packed(y[0], y[1]), b = packed(y[2], y[3]), c = packed(y[4], y[5]), d = packed(y[6], y[7]);
       const u32 to = buffer + (block * 16 + lane / 16 * 8 + lane % 8) * 128 + ((2 * warp + lane / 8 % 2 ^ lane % 8) << 4);
       asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                    "r"(d) : "memory");
 #else
       const u32 to = buffer + (warp * 16 + lane % 16) * 128 + ((block * 2 + lane / 16 ^ lane % 8) << 4);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
-                   "r"(d) : "memory");
+      store_matrices(to, y);
 #endif
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,4 +1,4 @@
-"""What both kernels for sm_90a that gather rows of a can take."""
+"""What the kernels for sm_90a that gather can take."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from expertile.device import Device
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 
 
-def refusal(p: GatherProblem, device: Device) -> str | None:
-    """Why neither can compute `p` on `device`, or None."""
-    if p.product is Product.WGRAD:
-        return "computes no weight gradients"
+def unfit(p: GatherProblem, device: Device) -> str | None:
+    """Why none of them can compute `p` on `device`, whatever its product; or None."""
     if device.kind != "cuda" or device.capability != (9, 0):
         return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
     if p.dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies bfloat16 and float16, not {p.dtype}"
     if not (p.a_aligned and p.b_aligned):
         return "16-byte copies need base addresses that are multiples of 16 bytes"
+    return None
+
+
+def refusal(p: GatherProblem, device: Device) -> str | None:
+    """Why neither of those that gather rows of a can compute `p` on `device`, or None."""
+    if p.product is Product.WGRAD:
+        return "computes no weight gradients"
+    if reason := unfit(p, device):
+        return reason
     if p.k == 0 or p.k % 8:
         return f"16-byte copies need K to be a positive multiple of 8, not {p.k}"
     if p.a_strides[1] != 1 or p.a_strides[0] % 8 or p.a_strides[0] <= 0:

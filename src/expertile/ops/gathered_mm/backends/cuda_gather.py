@@ -136,18 +136,16 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         bias = bias.to(torch.float32, copy=True)
     if bias is not None:
         bias = bias.contiguous()
-    results = [*outputs, None]
+    results: tuple[torch.Tensor | None, ...]
     if p.product is Product.BACKWARD:
         dpre, act_w, dweights = outputs
         assert pre is not None and o.slots is not None and dweights is not None
         if pre.data_ptr() % 16:
             pre = pre.clone()
         sums = o.a.new_empty((-(-p.n // _COLUMNS), p.m), dtype=torch.float32)
-        results = [act_w, pre, dpre]
-    elif p.product is Product.MM:
-        results = [outputs[0], None, None]
+        results = (act_w, pre, dpre)
     else:
-        results = [outputs[0], outputs[1], None]
+        results = (*outputs, None, None)[:3]  # out, or act and pre
     with torch.cuda.device(o.a.device):
         nbytes = 0 if bias is None else bias.element_size()
         counter = tile_counter(True, o.offs)

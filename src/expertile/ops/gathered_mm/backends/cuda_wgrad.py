@@ -21,6 +21,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
+from expertile.ops.gathered_mm.backends._hopper import unfit
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.launch import nvrtc
 
@@ -60,12 +61,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
     p = problem
     if p.product is not Product.WGRAD or not p.gathered:
         return "computes weight gradients that gather one operand, nothing else"
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
-    if p.dtype not in (torch.bfloat16, torch.float16):
-        return f"multiplies bfloat16 and float16, not {p.dtype}"
-    if not (p.a_aligned and p.b_aligned):
-        return "16-byte copies need base addresses that are multiples of 16 bytes"
+    if reason := unfit(p, device):
+        return reason
     for name, strides, columns in (("a", p.a_strides, p.m), ("b", p.b_strides, p.n)):
         if strides[1] != 1 or strides[0] % 8 or strides[0] <= 0 or columns % 8:
             return f"16-byte copies need rows of {name} in whole 16 bytes, got {columns} columns and strides {strides}"

@@ -135,11 +135,9 @@ __device__ __forceinline__ void store_tile(const float* sum, const Shared& s, co
   const u32 row_at = mine + (warp * 16 + lane % 16) * 128;
 #pragma unroll
   for (int block = 0; block < WIDTH / 16; block++) {
-    const float* x = sum + block * 8;
     const int chunk = block % 4 * 2 + lane / 16;
     const u32 to = row_at + block / 4 * (64 * 128) + ((chunk ^ lane % 8) << 4);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(packed(x[0], x[1])),
-                 "r"(packed(x[2], x[3])), "r"(packed(x[4], x[5])), "r"(packed(x[6], x[7])) : "memory");
+    store_matrices(to, sum + block * 8);
   }
   const int first = tile.row + part_no * 64;
   if (first + 64 <= tile.row_end) {
