@@ -153,12 +153,12 @@ def test_presets():
         return {lab.size(w) for w in presets()[name]() if w.op == op} - {lab.size(w) for w in (SMALL, SONIC, DECODE)}
 
     full = {(32768, 4096, 1024, 128, 8), (24576, 1536, 256, 128, 8), (32768, 4096, 512, 128, 8)}
-    assert found("moe", "moe") == found("moe", "moe_train") == full
+    models = {(2048, 768, 128, 8), (7168, 2048, 256, 8), (2880, 2880, 128, 4), (4096, 14336, 8, 2)}
+    assert found("moe", "moe") == found("moe", "moe_train") == full | {(8192, *m) for m in models}
     table = {
         (t, h, *row) for t, h in ((40960, 768), (24576, 1536)) for row in ((256, 128, 8), (512, 64, 4), (1024, 32, 2))
     } | {(32768, 4096, i, e, k) for i, e, k in ((256, 256, 16), (512, 128, 8), (1024, 64, 4), (2048, 64, 4))}
     assert found("moe-sonic", "moe") == found("moe-sonic", "moe_train") == table
-    models = ((2048, 768, 128, 8), (7168, 2048, 256, 8), (2880, 2880, 128, 4))
     assert found("moe-decode", "moe") == {(t, *m) for t in (1, 8, 32, 128) for m in models}
     assert {w.op for w in presets()["moe-decode"]()} == {"moe"}
     with pytest.raises(ValueError, match="hidden >= experts >= top_k >= 1, got 4, 8, 2"):

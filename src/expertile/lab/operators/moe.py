@@ -47,6 +47,7 @@ _MODELS = {  # H, I, E, k: config.json of each on Hugging Face
     "qwen3-30b-a3b": (2048, 768, 128, 8),
     "deepseek-v3": (7168, 2048, 256, 8),
     "gpt-oss-120b": (2880, 2880, 128, 4),
+    "mixtral-8x7b": (4096, 14336, 8, 2),
 }
 
 
@@ -273,7 +274,11 @@ def _both(preset: str, sizes: tuple[Size, ...], small: Size) -> tuple[Workload, 
 
 
 def layers() -> tuple[Workload, ...]:
-    return _both("moe", SIZES, SMALL)
+    """Three sizes of SonicMoE's table and one layer of each model at 8192 tokens, forward and training."""
+    return (
+        *_both("moe", SIZES, SMALL),
+        *(_of_model("moe", m, 8192, train) for train in (False, True) for m in _MODELS),
+    )
 
 
 def sonic() -> tuple[Workload, ...]:
@@ -281,14 +286,14 @@ def sonic() -> tuple[Workload, ...]:
     return _both("moe-sonic", sizes, (192, 96, 32, 8, 4))
 
 
+def _of_model(preset: str, model: str, tokens: int, train: bool = False) -> Workload:
+    note = "sizes of the published configuration; softmax over the chosen, SwiGLU, no bias"
+    return workload(f"{model}-tokens{tokens}", preset, (tokens, *_MODELS[model]), train, note)
+
+
 def decode() -> tuple[Workload, ...]:
     """Sizes of real models, all routed and activated as the layer above is."""
-    note = "sizes of the published configuration; softmax over the chosen, SwiGLU, no bias"
-    models = [
-        workload(f"{model}-tokens{t}", "moe-decode", (t, *sizes), note=note)
-        for model, sizes in _MODELS.items()
-        for t in (1, 8, 32, 128)
-    ]
+    models = [_of_model("moe-decode", model, t) for model in _MODELS for t in (1, 8, 32, 128)]
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 
