@@ -58,7 +58,9 @@ _CALLS: tuple[tuple[str, str | None], ...] = (
     (r"st\.shared\.v4", "st_shared_v4("),
     (r"st\.shared\.v2", "st_shared_v2("),
     (r"ld\.global\.v4", "ld_global_v4("),
+    (r"@any st\.global\.v4", "st_global_v4_if("),
     (r"st\.global\.v4", "st_global_v4("),
+    (r"rcp\.approx", "rcp("),
     (r"cvt\.rn\.bf16x2", "pack(false, "),
     (r"cvt\.rn\.f16x2", "pack(true, "),
     (r"cvt\.f32\.f16", "unpack_half("),
@@ -228,7 +230,7 @@ def on_host(patch: pytest.MonkeyPatch, folder: Path, programs: int = 2, seed: in
         return made
 
     patch.setattr(nvrtc, "kernel", kernel)
-    patch.setattr(nvrtc, "compiled", lambda source: source)
+    patch.setattr(nvrtc, "compiled", lambda source, *options: source)
     patch.setattr(nvrtc, "tensor_map", tensor_map)
     patch.setattr(nvrtc, "missing", lambda: None)
     patch.setattr(torch.cuda, "device", lambda device: nullcontext())

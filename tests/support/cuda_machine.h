@@ -236,6 +236,10 @@ inline void st_global_v4(char* to, uint32_t x, uint32_t y, uint32_t z, uint32_t 
   const uint4 v{x, y, z, w};
   memcpy(to, &v, 16);
 }
+inline void st_global_v4_if(char* to, uint32_t x, uint32_t y, uint32_t z, uint32_t w, int any) {
+  if (any) st_global_v4(to, x, y, z, w);
+}
+inline void rcp(float& to, float x) { to = 1 / x; }
 
 // ---- warps ----
 

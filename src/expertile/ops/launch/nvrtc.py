@@ -98,8 +98,10 @@ def multiply_256(dtype: str, turned: tuple[int, int]) -> str:
     )
 
 
-def compiled(source: str, options: Sequence[str] = ("--gpu-architecture=sm_90a", "--std=c++17")) -> bytes:
-    """The binary (cubin) of a CUDA C++ program. RuntimeError with the compiler's messages where it does not compile."""
+def compiled(source: str, *more: str) -> bytes:
+    """The binary (cubin) for sm_90a of a CUDA C++ program; `more`: further options of the compiler. RuntimeError with
+    its messages where the program does not compile."""
+    options = ("--gpu-architecture=sm_90a", "--std=c++17", *more)
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise RuntimeError(missing())

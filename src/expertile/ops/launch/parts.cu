@@ -98,8 +98,21 @@ __device__ __forceinline__ void copy_16(u32 to, const char* from, u32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// A group of the copies of this thread, and the wait until no more than LEFT groups are under way.
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
 __device__ __forceinline__ void store_16(char* to, const uint4& x) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// The same as `store_16` where `any`, without a branch.
+__device__ __forceinline__ void store_16_if(char* to, const uint4& x, bool any) {
+  asm volatile("{ .reg .pred any; setp.ne.s32 any, %5, 0; @any st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(to),
+               "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((int)any) : "memory");
 }
 
 __device__ __forceinline__ uint4 load_16(const char* from) {
@@ -120,6 +133,10 @@ __device__ __forceinline__ float load_shared(u32 at) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
   return x;
+}
+
+__device__ __forceinline__ void store_shared(u32 at, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
 }
 
 // ---- tensor cores ----

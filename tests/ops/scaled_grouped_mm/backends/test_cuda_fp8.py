@@ -55,7 +55,7 @@ def test_needs_nvrtc(monkeypatch):
     reason = BACKEND.supports(cases.problem_of(case, cases.make(case)), H200)
     assert reason is not None and "NVRTC" in reason
     with pytest.raises(RuntimeError, match="NVRTC"):
-        nvrtc.compiled("", ())
+        nvrtc.compiled("")
 
 
 def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:

@@ -4,7 +4,11 @@
 enum { SWIGLU, GEGLU, REGLU, GPT_OSS };
 constexpr float GELU_SCALE = 1.5957691216057308f, GELU_CUBIC = 0.044715f, GPT_OSS_SCALE = 1.702f, GPT_OSS_LIMIT = 7.0f;
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + __expf(-x)));
+  return y;
+}
 
 // Between the limits of gpt-oss; not a number stays none.
 __device__ __forceinline__ float clamped(float x) {
@@ -46,35 +50,36 @@ __device__ __forceinline__ Gradient activate_backward(float gate, float up, floa
 
 // ---- eight columns of gate and up ----
 
+// Bytes from the start of pre [R, 2 inner] to column c of gate in row `row`, and from there to the second half of eight
+// columns of gate and up.
+__device__ __forceinline__ long long pair_at(long long row, int inner, int c) {
+  return INTERLEAVED ? (row * inner + c) * 4 : (row * 2 * inner + c) * 2;
+}
+__device__ __forceinline__ int pair_step(int inner) { return INTERLEAVED ? 16 : inner * 2; }
+
 __device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
 
-// To columns c to c + 7 of gate and up in row `row` of pre [R, 2 inner].
-__device__ __forceinline__ void store_pair(char* pre, long long row, int inner, int c, const uint4& gate,
-                                           const uint4& up) {
+// Two words, 16 bytes each, that hold eight columns of gate and up in memory, and those columns apart.
+struct Pair { uint4 first, second; };
+
+__device__ __forceinline__ Pair joined(const uint4& gate, const uint4& up) {
 #if INTERLEAVED
-  char* to = pre + (row * inner + c) * 4;
-  store_16(to, make_uint4(low_halves(gate.x, up.x), high_halves(gate.x, up.x), low_halves(gate.y, up.y),
-                          high_halves(gate.y, up.y)));
-  store_16(to + 16, make_uint4(low_halves(gate.z, up.z), high_halves(gate.z, up.z), low_halves(gate.w, up.w),
-                               high_halves(gate.w, up.w)));
+  return {make_uint4(low_halves(gate.x, up.x), high_halves(gate.x, up.x), low_halves(gate.y, up.y),
+                     high_halves(gate.y, up.y)),
+          make_uint4(low_halves(gate.z, up.z), high_halves(gate.z, up.z), low_halves(gate.w, up.w),
+                     high_halves(gate.w, up.w))};
 #else
-  char* to = pre + (row * 2 * inner + c) * 2;
-  store_16(to, gate);
-  store_16(to + inner * 2, up);
+  return {gate, up};
 #endif
 }
 
-// The inverse of `store_pair`.
-__device__ __forceinline__ void load_pair(const char* pre, long long row, int inner, int c, uint4& gate, uint4& up) {
+// The inverse of `joined`.
+__device__ __forceinline__ Pair apart(const uint4& x, const uint4& y) {
 #if INTERLEAVED
-  const char* from = pre + (row * inner + c) * 4;
-  const uint4 x = load_16(from), y = load_16(from + 16);
-  gate = make_uint4(low_halves(x.x, x.y), low_halves(x.z, x.w), low_halves(y.x, y.y), low_halves(y.z, y.w));
-  up = make_uint4(high_halves(x.x, x.y), high_halves(x.z, x.w), high_halves(y.x, y.y), high_halves(y.z, y.w));
+  return {make_uint4(low_halves(x.x, x.y), low_halves(x.z, x.w), low_halves(y.x, y.y), low_halves(y.z, y.w)),
+          make_uint4(high_halves(x.x, x.y), high_halves(x.z, x.w), high_halves(y.x, y.y), high_halves(y.z, y.w))};
 #else
-  const char* from = pre + (row * 2 * inner + c) * 2;
-  gate = load_16(from);
-  up = load_16(from + inner * 2);
+  return {x, y};
 #endif
 }

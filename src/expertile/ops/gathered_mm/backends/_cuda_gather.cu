@@ -26,7 +26,7 @@ struct Ring {
   }
 };
 
-struct Shared { u32 stages, products, bias, full, empty, staged, free; Queue queue; };
+struct Shared { u32 stages, products, pre, bias, full, empty, staged, free; Queue queue; };
 
 // The row number of a row of a tile; past the group's last row, that one's.
 __device__ __forceinline__ int token_of(const int* rows, const Tile& tile, int row) {
@@ -219,11 +219,11 @@ __device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) 
   for (int number = 0;; number++) {
     const Tile tile = s.queue.receive(number);
     if (tile.group < 0) break;
-    prefetch_pre(o, tile);
+    const Ahead ahead = start(o, tile, s.pre);
 #pragma unroll 1
     for (int part = 0; part < CONSUMERS; part++) {
-      const int first = tile.row + part * 64 + finisher() * HEIGHT;
-      finish(o, tile, s.products + part * PART_BYTES, first, tile.row_end - first, s.staged + part * 8, number & 1);
+      barrier_wait(s.staged + part * 8, number & 1);
+      finish(o, tile, ahead, part, s.products + part * PART_BYTES);
       __syncwarp();
       if (threadIdx.x % LANES == 0) barrier_arrive(s.free + part * 8);
     }
@@ -241,7 +241,8 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
   s.stages = (at + 1023) & ~1023u;
   char* generic = memory + (s.stages - at);
   s.products = s.stages + STAGES * STAGE_BYTES;
-  s.bias = s.products + CONSUMERS * PART_BYTES;
+  s.pre = s.products + CONSUMERS * PART_BYTES;
+  s.bias = s.pre + FINISHERS * PRE_BYTES;
   s.queue.tiles = s.bias + SLOTS * COLUMNS * BIAS;
   s.queue.full = s.queue.tiles + SLOTS * 16;
   s.full = s.queue.full + SLOTS * 8;

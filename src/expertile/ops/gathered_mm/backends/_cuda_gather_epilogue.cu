@@ -17,25 +17,36 @@ __device__ __forceinline__ uint4 products_of(u32 part, int row, int chunk) {
 
 __device__ __forceinline__ int finisher() { return threadIdx.x / LANES % FINISHERS; }
 
+#if PRODUCT != BACKWARD
+// The first row of a part for this warp, and how many of them the group has.
+__device__ __forceinline__ int first_row(const Tile& tile, int part) {
+  return tile.row + part * 64 + finisher() * HEIGHT;
+}
+#endif
+
 #if PRODUCT == MM
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged,
-                                       u32 parity) {
+struct Ahead {};
+__device__ __forceinline__ Ahead start(const Outputs&, const Tile&, u32) { return {}; }
+
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead&, int part, u32 products) {
   const int lane = threadIdx.x % LANES, c = tile.col + lane * 8, top = finisher() * HEIGHT;
+  const int first = first_row(tile, part), left = tile.row_end - first;
   char* to = o.out + ((long long)first * o.inner + c) * 2;
-  barrier_wait(staged, parity);
 #pragma unroll 4
   for (int r = 0; r < HEIGHT; r++)
-    if (r < left && c < o.inner) store_16(to + (long long)r * o.inner * 2, products_of(part, top + r, lane));
+    if (r < left && c < o.inner) store_16(to + (long long)r * o.inner * 2, products_of(products, top + r, lane));
 }
 #elif PRODUCT == GATED
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged,
-                                       u32 parity) {
+struct Ahead {};
+__device__ __forceinline__ Ahead start(const Outputs&, const Tile&, u32) { return {}; }
+
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead&, int part, u32 products) {
   const int lane = threadIdx.x % LANES, chunk = lane % 16, c = tile.col + chunk * 8, top = finisher() * HEIGHT;
-  barrier_wait(staged, parity);
+  const int first = first_row(tile, part), left = tile.row_end - first;
 #pragma unroll 2
   for (int i = 0; i < HEIGHT / 2; i++) {
     const int r = 2 * i + lane / 16;
-    const uint4 gate = products_of(part, top + r, chunk), up = products_of(part, top + r, 16 + chunk);
+    const uint4 gate = products_of(products, top + r, chunk), up = products_of(products, top + r, 16 + chunk);
     const u32 g[4] = {gate.x, gate.y, gate.z, gate.w}, u[4] = {up.x, up.y, up.z, up.w};
     u32 act[4];
 #pragma unroll
@@ -46,80 +57,139 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 p
     if (r < left && c < o.inner) {
       const long long row = first + r;
       store_16(o.out + (row * o.inner + c) * 2, make_uint4(act[0], act[1], act[2], act[3]));
-      if (SAVE_PRE) store_pair(o.pre, row, o.inner, c, gate, up);
+      if (SAVE_PRE) {
+        char* to = o.pre + pair_at(row, o.inner, c);
+        const Pair pre = joined(gate, up);
+        store_16(to, pre.first);
+        store_16(to + pair_step(o.inner), pre.second);
+      }
     }
   }
 }
 #else
-struct Pre { uint4 gate, up; };
+// A warp takes two rows at a time. It copies pre DEPTH - 1 pairs of rows ahead into shared memory, from where each lane
+// reads what it has copied itself.
+constexpr int PAIRS = HEIGHT / 2;  // of a part
+static_assert(HEIGHT == LANES, "a lane adds a row's sum");
 
-__device__ __forceinline__ Pre load_pre(const Outputs& o, long long row, int c) {
-  Pre x;
-  load_pair(o.pre, row, o.inner, c, x.gate, x.up);
-  return x;
+// What a lane knows of its tile: its columns of act_w, pre and dpre in the first row, and the weight of a row of each
+// part.
+struct Ahead {
+  char *act, *pre, *dpre;
+  u32 pitch, step;  // bytes of a row of act_w, half of those of pre; `pair_step`
+  u32 ring;
+  int left;         // rows that the group has from the tile's first on
+  bool inside;
+  float weights[CONSUMERS];
+};
+
+// The first row, in the tile, of a pair of this warp.
+__device__ __forceinline__ int row_of(int pair) {
+  return pair / PAIRS * 64 + finisher() * HEIGHT + pair % PAIRS * 2;
 }
 
-__device__ __forceinline__ void finish_row(const Outputs& o, const Tile& tile, const uint4& products, const Pre& pre,
-                                           float w, long long row, int c) {
+__device__ __forceinline__ u32 slot_of(const Ahead& l, int pair) { return l.ring + pair % DEPTH * (4 * PLANE_BYTES); }
+
+__device__ __forceinline__ void ask(const Ahead& l, int pair) {
+  const int row = row_of(pair);
+  const u32 to = slot_of(l, pair);
+  if (pair < CONSUMERS * PAIRS)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const bool any = l.inside && row + i < l.left;
+      const char* from = l.pre + (any ? (row + i) * 2 * l.pitch : 0);
+      copy_16(to + 2 * i * PLANE_BYTES, from, any ? 16 : 0);
+      copy_16(to + (2 * i + 1) * PLANE_BYTES, from + l.step, any ? 16 : 0);
+    }
+  copies_commit();
+}
+
+__device__ __forceinline__ Ahead start(const Outputs& o, const Tile& tile, u32 ring) {
+  const int lane = threadIdx.x % LANES, c = tile.col + lane * 8;
+  Ahead l;
+  l.inside = c < o.inner;
+  const int at = l.inside ? c : 0;
+  const long long pair = pair_at(tile.row, o.inner, at);
+  l.act = o.out + ((long long)tile.row * o.inner + at) * 2, l.pre = o.pre + pair, l.dpre = o.dpre + pair;
+  l.pitch = o.inner * 2, l.step = pair_step(o.inner);
+  l.ring = ring + finisher() * PRE_BYTES + lane * 16;
+  l.left = tile.row_end - tile.row;
+  // No copy of the tile before may come after one of this tile.
+  copies_wait<0>();
+#pragma unroll
+  for (int pair = 0; pair < DEPTH - 1; pair++) ask(l, pair);
+#pragma unroll
+  for (int part = 0; part < CONSUMERS; part++) {
+    const int row = part * 64 + finisher() * HEIGHT + lane;
+    l.weights[part] = row < l.left ? o.weights[o.slots[tile.row + row]] : 0.0f;
+  }
+  return l;
+}
+
+// Where a pair of rows of pre lies, once it is there.
+__device__ __forceinline__ u32 arrived(const Ahead& l, int pair) {
+  copies_wait<DEPTH - 1>();
+  return slot_of(l, pair);
+}
+
+struct Row { u32 act[4], gate[4], up[4]; float sum; };
+
+// Eight columns of a row: their results, and their part of the row sum.
+__device__ __forceinline__ Row gradients(const uint4& products, const uint4& first, const uint4& second, float w) {
+  const Pair pre = apart(first, second);
   const u32 p[4] = {products.x, products.y, products.z, products.w};
-  const u32 g[4] = {pre.gate.x, pre.gate.y, pre.gate.z, pre.gate.w}, u[4] = {pre.up.x, pre.up.y, pre.up.z, pre.up.w};
-  u32 act[4], d_gate[4], d_up[4];
-  float sum = 0.0f;
+  const u32 g[4] = {pre.first.x, pre.first.y, pre.first.z, pre.first.w};
+  const u32 u[4] = {pre.second.x, pre.second.y, pre.second.z, pre.second.w};
+  Row r;
+  r.sum = 0.0f;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const float2 a = unpacked(p[j]), x = unpacked(g[j]), y = unpacked(u[j]);
-    const Gradient first = activate_backward(x.x, y.x, a.x * w), second = activate_backward(x.y, y.y, a.y * w);
-    act[j] = packed(first.value * w, second.value * w);
-    d_gate[j] = packed(first.gate, second.gate);
-    d_up[j] = packed(first.up, second.up);
-    sum = fmaf(a.x, first.value, fmaf(a.y, second.value, sum));
+    const Gradient one = activate_backward(x.x, y.x, a.x * w), two = activate_backward(x.y, y.y, a.y * w);
+    r.act[j] = packed(one.value * w, two.value * w);
+    r.gate[j] = packed(one.gate, two.gate);
+    r.up[j] = packed(one.up, two.up);
+    r.sum = fmaf(a.x, one.value, fmaf(a.y, two.value, r.sum));
   }
-  const bool inside = c < o.inner;
-  sum = inside ? sum : 0.0f;
-  if (inside) {
-    store_16(o.out + (row * o.inner + c) * 2, make_uint4(act[0], act[1], act[2], act[3]));
-    store_pair(o.dpre, row, o.inner, c, make_uint4(d_gate[0], d_gate[1], d_gate[2], d_gate[3]),
-               make_uint4(d_up[0], d_up[1], d_up[2], d_up[3]));
-  }
-#pragma unroll
-  for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if (threadIdx.x % LANES == 0) o.sums[(long long)(tile.col / COLUMNS) * o.rows + row] = sum;
+  return r;
 }
 
-// pre is read BATCH rows ahead, the first of them before the products are there.
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, u32 part, int first, int left, u32 staged,
-                                       u32 parity) {
-  constexpr int BATCH = 2;
-  const int lane = threadIdx.x % LANES, top = finisher() * HEIGHT;
-  const int c = tile.col + lane * 8, at = c < o.inner ? c : 0;
-  const float weight = lane < left ? o.weights[o.slots[first + lane]] : 0.0f;
-  Pre next[BATCH];
-#pragma unroll
-  for (int i = 0; i < BATCH; i++)
-    if (i < left) next[i] = load_pre(o, first + i, at);
-  barrier_wait(staged, parity);
+__device__ __forceinline__ void store_row(const Ahead& l, int row, const Row& r) {
+  const Pair dpre = joined(make_uint4(r.gate[0], r.gate[1], r.gate[2], r.gate[3]),
+                           make_uint4(r.up[0], r.up[1], r.up[2], r.up[3]));
+  const bool any = l.inside && row < l.left;
+  char* to = l.dpre + row * 2 * l.pitch;
+  store_16_if(l.act + row * l.pitch, make_uint4(r.act[0], r.act[1], r.act[2], r.act[3]), any);
+  store_16_if(to, dpre.first, any);
+  store_16_if(to + l.step, dpre.second, any);
+}
+
+__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead& l, int part, u32 products) {
+  const int lane = threadIdx.x % LANES, top = finisher() * HEIGHT, first = part * 64 + top;
+  const u32 summands = products + top * 128;
+  const float weight = part ? l.weights[1] : l.weights[0];
 #pragma unroll 1
-  for (int r = 0; r < HEIGHT && r < left; r += BATCH) {
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const Pre pre = next[i];
-      const float w = __shfl_sync(0xffffffffu, weight, r + i);
-      if (r + i + BATCH < left && r + i + BATCH < HEIGHT) next[i] = load_pre(o, first + r + i + BATCH, at);
-      if (r + i < left) finish_row(o, tile, products_of(part, top + r + i, lane), pre, w, first + r + i, c);
-    }
+  for (int i = 0; i < PAIRS && first + 2 * i < l.left; i++) {
+    const int pair = part * PAIRS + i, row = first + 2 * i;
+    ask(l, pair + DEPTH - 1);
+    const u32 from = arrived(l, pair);
+    const uint4 a = products_of(products, top + 2 * i, lane), b = products_of(products, top + 2 * i + 1, lane);
+    const uint4 pre[4] = {load_shared_16(from), load_shared_16(from + PLANE_BYTES),
+                          load_shared_16(from + 2 * PLANE_BYTES), load_shared_16(from + 3 * PLANE_BYTES)};
+    const float w = __shfl_sync(0xffffffffu, weight, 2 * i), v = __shfl_sync(0xffffffffu, weight, 2 * i + 1);
+    const Row r = gradients(a, pre[0], pre[1], w), s = gradients(b, pre[2], pre[3], v);
+    store_row(l, row, r);
+    store_row(l, row + 1, s);
+    // All lanes have read these rows' products: the first 128 bytes of each take the summands.
+    __syncwarp();
+    store_shared(summands + 2 * i * 128 + lane * 4, l.inside ? r.sum : 0.0f);
+    store_shared(summands + (2 * i + 1) * 128 + lane * 4, l.inside ? s.sum : 0.0f);
   }
+  __syncwarp();
+  // A row each; lanes begin at different banks.
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int j = 0; j < LANES; j++) sum += load_shared(summands + lane * 128 + (j + lane) % LANES * 4);
+  if (first + lane < l.left) o.sums[(long long)(tile.col / COLUMNS) * o.rows + tile.row + first + lane] = sum;
 }
 #endif
-
-// What will be read of pre, into L2: memory is slow, and there is time while the products are made.
-__device__ __forceinline__ void prefetch_pre(const Outputs& o, const Tile& tile) {
-#if PRODUCT == BACKWARD
-  const int lane = threadIdx.x % LANES;
-  // A lane's line of 128 bytes: rows of 1024 bytes, gate and up apart or one after another.
-  const int line = lane % 8, c = tile.col + (INTERLEAVED ? line * 32 : line % 4 * 64);
-  const char* from = o.pre + (INTERLEAVED ? c * 4 : ((line / 4) * o.inner + c) * 2);
-  if (c < o.inner)
-    for (int row = tile.row + finisher() * 4 + lane / 8; row < min(tile.row_end, tile.row + ROWS); row += 4 * FINISHERS)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + (long long)row * o.inner * 4) : "memory");
-#endif
-}

@@ -7,6 +7,9 @@
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, COLUMNS = 256, PRODUCERS = 64;  // threads
 constexpr int FINISHERS = 2;  // epilogue warps
 constexpr u32 BLOCK_BYTES = 64 * 64 * 2;  // 64 rows or columns of a stage, 64 x 64 products
+// Rows of pre for the epilogue warps of BACKWARD, in pairs, 32 bytes a lane.
+constexpr int DEPTH = 3;
+constexpr u32 PLANE_BYTES = LANES * 16, PRE_BYTES = PRODUCT == BACKWARD ? DEPTH * 4 * PLANE_BYTES : 0;  // of a warp
 constexpr int ACROSS = PRODUCT == GATED ? COLUMNS / 2 : COLUMNS;  // columns of the results
 
 // Tiles that the queue holds. A producer that looks up tile n + 1 has filled a stage of tile n, so consumers have done

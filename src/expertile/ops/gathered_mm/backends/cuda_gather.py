@@ -34,6 +34,7 @@ _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
 _SOURCES = tuple(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES)
 _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
+_PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold
 _PRODUCTS = {Product.MM: 0, Product.GATED: 1, Product.BACKWARD: 2}
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
@@ -45,11 +46,12 @@ class Config:
 
     group_m: int = 8
 
-    def smem_bytes(self, groups: int, bias: int) -> int:
-        """Shared memory of one program: ring, products of a tile, bias of `bias` bytes a value, queue, barriers, tiles
-        of the groups, and up to 1024 to align."""
+    def smem_bytes(self, product: Product, groups: int, bias: int) -> int:
+        """Shared memory of one program: ring, products of a tile, rows of pre, bias of `bias` bytes a value, queue,
+        barriers, tiles of the groups, and up to 1024 to align."""
         ring = _STAGES * ((_ROWS + _COLUMNS) * _STEP * 2 + 16)
-        return 1024 + ring + _ROWS * _COLUMNS * 2 + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
+        pre = _PRE_BYTES if product is Product.BACKWARD else 0
+        return 1024 + ring + _ROWS * _COLUMNS * 2 + pre + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
 
     def source(self, p: GatherProblem, bias: int) -> str:
         """The program for a problem with a bias of `bias` bytes a value, 0 for none."""
@@ -77,7 +79,7 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "computes products that gather rows of a, nothing else"
     if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
-    if Config().smem_bytes(_rounded(p.groups), 4 * p.has_bias) > device.smem_bytes:
+    if Config().smem_bytes(p.product, _rounded(p.groups), 4 * p.has_bias) > device.smem_bytes:
         return f"lists experts in shared memory, which {p.groups} of them exceed"
     return nvrtc.missing()
 
@@ -101,13 +103,13 @@ def _key(p: GatherProblem) -> GatherProblem:
 
 @lru_cache(maxsize=64)
 def _binary(config: Config, key: GatherProblem, bias: int) -> bytes:
-    return nvrtc.compiled(config.source(key, bias))
+    return nvrtc.compiled(config.source(key, bias), "--ftz=true")
 
 
 @lru_cache(maxsize=64)
 def _kernel(config: Config, key: GatherProblem, bias: int, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    smem_bytes = config.smem_bytes(groups, bias)
+    smem_bytes = config.smem_bytes(key.product, groups, bias)
     return nvrtc.kernel(_binary(config, key, bias), "gathered_mm", _TYPES, 3 * 128, smem_bytes)
 
 

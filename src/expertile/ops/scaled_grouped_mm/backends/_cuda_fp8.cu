@@ -282,7 +282,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           for (int i = 0; i < SEGMENTS; i++) x[i] = from[i][k * sb_k];
 #pragma unroll
           for (int i = 0; i < SEGMENTS; i++)
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + (i * steps + k) * 4), "f"(x[i]) : "memory");
+            store_shared(to + (i * steps + k) * 4, x[i]);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
