@@ -85,7 +85,7 @@ def test_known_shapes_come_first_and_in_turn():
     found = known(H200)
     distinct = {(w.layout, w.group_sizes, w.m, w.n, w.k, w.dtype) for w in found}
     assert len(distinct) == len(found)
-    assert {w.preset for w in found} == {"anchors", "squares", "moe-ffn", "models"}
+    assert {w.preset for w in found} == {"anchors", "squares", "moe-ffn", "models", "moe", "moe-sonic"}
     assert {w.preset for w in known(Device.current("cpu"))} == {"cpu"}
 
 

@@ -15,6 +15,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.bench.presets import preset
+from expertile.lab.operators import moe, presets
 from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
@@ -39,12 +40,37 @@ _SEED_STEP = 100003
 
 
 def known(device: Device, seed: int = 0) -> tuple[GroupedWorkload, ...]:
-    """The workloads of the presets anchors, squares, moe-ffn and models, without those that do not fit."""
-    found = [w for name in ("anchors", "squares", "moe-ffn", "models") for w in preset(name, seed=seed)]
+    """The workloads of the presets anchors, squares, moe-ffn and models and of `trained`, without what does not fit."""
     if device.kind != "cuda":
         found = list(preset("cpu", seed=seed))
+    else:
+        found = [w for name in ("anchors", "squares", "moe-ffn", "models") for w in preset(name, seed=seed)]
+        found += trained(seed)
     distinct = {(w.layout, w.group_sizes, w.m, w.n, w.k, w.dtype): w for w in reversed(found) if not w.unsupported}
     return tuple(w for w in reversed(distinct.values()) if fits(w, device))
+
+
+@lru_cache(maxsize=64)
+def _trained_sizes(shape: moe.Size, seed: int) -> tuple[int, ...]:
+    tokens, _, _, experts, top_k = shape
+    return draw("uniform", tokens, experts, top_k, seed)[0].group_sizes
+
+
+def trained(seed: int = 0) -> Iterator[GroupedWorkload]:
+    """The products of training every layer of the presets moe and moe-sonic, gradients of rows first."""
+    layers = [w for name in ("moe", "moe-sonic") for w in presets()[name]() if w.op == "moe_train"]
+    shapes = {moe.size(w): w for w in reversed(layers)}
+    products = ("dx", "down", "dact", "wgrad-down", "wgrad-up", "up")
+    for product, (shape, layer) in itertools.product(products, reversed(shapes.items())):
+        (_, h, i, _, top_k), sizes = shape, _trained_sizes(shape, seed)
+        name, label = f"{product}-{layer.name}", f"uniform top_k={top_k} seed={seed}"
+        if product.startswith("wgrad"):
+            m, n = (h, i) if product == "wgrad-down" else (2 * i, h)
+            yield wgrad(name, layer.preset, sizes, m, n, "bf16", routing=label)
+        else:
+            k, n = {"dx": (2 * i, h), "down": (i, h), "dact": (h, i), "up": (h, 2 * i)}[product]
+            order = "kn" if product in ("dx", "dact") else "nk"
+            yield ragged_m(name, layer.preset, sizes, k, n, "bf16", b_layout=order, routing=label)
 
 
 def design(
@@ -116,7 +142,7 @@ def fits(workload: GroupedWorkload, device: Device) -> bool:
     share = min(1.0, (device.peak("bf16") or device.peak("fp32") or 1e12) / 1e15)
     if device.kind != "cuda":
         share *= 0.02  # no CPU comes near its peak in bfloat16
-    known_large = workload.preset == "anchors" and device.kind == "cuda"
+    known_large = workload.preset in ("anchors", "moe", "moe-sonic") and device.kind == "cuda"
     most_flops, most_bytes = _MOST_FLOPS * share, _MEMORY_SHARE * device.memory_bytes
     if known_large:
         most_flops, most_bytes = 4 * most_flops, 8 * most_bytes
