@@ -125,10 +125,8 @@ def _left_out(backend: Backend, problem: Problem, device: Device, reason: str | 
 def by_measurement(
     problem: Problem, device: Device, backends: Sequence[Backend], near: Sequence[tuple[float, Measured]], table: Table
 ) -> Choice[Backend] | None:
-    """The rival with the smallest expected time, by measured problems `near` and their distances, of `table`, by those
-    alone that are this very problem where there are such; None if no neighbour ran any of these backends."""
-    exact = [(distance, measured) for distance, measured in near if distance == 0 and not measured.gpu]
-    near, trust = (exact, TIE) if exact else (near, TRUST)
+    """The rival with the smallest expected time, by measured problems `near` and their distances, of `table`; None if
+    no neighbour ran any of these backends."""
     known = {name for _, measured in near for name in measured.backends}
     rivals = [Rival(b, c) for b in backends if b.name in known for c in auto_configs(b, problem, device)]
     seconds = expected_seconds(rivals, features_of(problem), near, device)
@@ -137,12 +135,12 @@ def by_measurement(
         return None
     least = min(s for s, _ in timed)
     ours = [(s, r) for s, r in timed if not r.backend.peer]
-    chosen = ours if any(s <= least * (1 + trust) for s, _ in ours) else timed
+    chosen = ours if any(s <= least * (1 + TRUST) for s, _ in ours) else timed
     least = min(s for s, _ in chosen)
     best_s, best = next((s, r) for s, r in chosen if s <= least * (1 + TIE))
     # A backend's default comes first among its configs.
     usual_s, usual = next((s, r) for s, r in chosen if r.backend == best.backend)
-    if usual_s <= least * (1 + trust):
+    if usual_s <= least * (1 + TRUST):
         best_s, best = usual_s, usual
     of_backend: dict[str, float] = {}
     for s, r in timed:

@@ -205,11 +205,22 @@ def _default(problem: Problem, device: Device) -> Config:
     (2026-11-25): from 5.4 % behind the best config in geometric mean to 2.1 %. After seconds at its power limit, 128
     groups of 2048 rows, 2048 -> 4096: 6.0 to 6.5 ms, in 128x128 9.2, in 64x256 8.9; a single launch takes the same
     time in either."""
+    if _drifts(problem):
+        return _DYNAMIC
     chosen = _h200_default(problem, device)
     full = _rows(problem) > 128 and _tiles(problem, 128, 256) >= device.sm_count
     if wide_tiles_pay(device) and full and chosen.mode == "pingpong":
         return _COOPERATIVE
     return chosen
+
+
+def _drifts(p: Problem) -> bool:
+    """Whether programs that have their tiles by number must not be relied on: weights far larger than L2, n contiguous,
+    few rows to each. Rows of tiles share what they read of an expert's weights while they keep step, and nothing brings
+    them back once they do not. H100, 128 groups of about 256 rows, 5760 -> 2880: 2.06 ms alone, 4.6 to 4.8 in the
+    backward pass of a layer."""
+    weights_mb = 2e-6 * p.groups * p.k * p.n
+    return p.layout is Layout.RAGGED_M and _b_inner(p) != 1 and 48 < _rows(p) <= 512 and weights_mb > 1800
 
 
 def _h200_default(problem: Problem, device: Device) -> Config:
@@ -321,6 +332,8 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
     ordered = (_default(problem, device), *_CANDIDATES, *((_SMALL_M,) if few else ()))
+    if _drifts(problem):
+        ordered = tuple(c for c in ordered if c.dynamic)
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
 
