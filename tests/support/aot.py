@@ -137,10 +137,10 @@ def spills_in_loops(kernel: Any, opcode: str) -> int:
 
 @lru_cache(maxsize=4)
 def machine_code(cubin: bytes) -> str:
-    """A cubin's instructions, one a line, with their addresses; targets of jumps are addresses as well.
+    """A cubin's instructions, one a line, with their addresses and encodings; targets of jumps are addresses as well.
 
     cuobjdump writes the same, and takes twice the time: it has nvdisasm follow all data first."""
-    sass = _read(cubin, knobs.nvidia.nvdisasm.path, "--print-code", "--no-dataflow")
+    sass = _read(cubin, knobs.nvidia.nvdisasm.path, "--print-code", "--no-dataflow", "--print-instruction-encoding")
     at: dict[str, str] = {}
     names: list[str] = []
     for label, address in _LABEL_OR_ADDRESS.findall(sass):
@@ -164,8 +164,7 @@ def _opcodes(cubin: bytes, arch: int) -> Counter[str]:
     known = {number: _names.get((arch, number), set()) for number in set(numbers)}
     if all(len(names) == 1 for names in known.values()):
         return Counter(name for number in numbers for name in known[number])
-    sass = _read(cubin, knobs.nvidia.nvdisasm.path, "--print-code", "--no-dataflow", "--print-instruction-encoding")
-    found = _ENCODED.findall(sass)
+    found = _ENCODED.findall(machine_code(cubin))
     for name, low in found:
         _names.setdefault((arch, int(low, 16) & 0xFFF), set()).add(name)
     return Counter(name for name, _ in found)

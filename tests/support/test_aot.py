@@ -48,9 +48,11 @@ def test_opcodes_are_those_of_the_machine_code(arch, monkeypatch):
     read, asked = aot._read, []
     monkeypatch.setattr(aot, "_read", lambda *words: asked.append(words) or read(*words))
     monkeypatch.setattr(aot, "_names", {})
-    for times in (1, 1):
-        assert aot._opcodes(cubin, arch) == shown and len(asked) == times
+    aot.machine_code.cache_clear()
+    for _ in range(2):
+        assert aot._opcodes(cubin, arch) == shown and len(asked) == 1
     next(iter(aot._names.values())).add("FHADD")
+    aot.machine_code.cache_clear()
     assert aot._opcodes(cubin, arch) == shown and len(asked) == 2
 
 
