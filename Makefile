@@ -43,8 +43,8 @@ docs: $(VENV)/.docs
 report: $(VENV)/.ready
 	$(BIN)/python -m tools.pages
 
-$(TRITON): $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(VERSION)
+$(VENV)/triton-%: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
 
 clean:
 	rm -rf $(VENV) out build *.egg-info src/*.egg-info
