@@ -12,6 +12,9 @@ ARGS   ?=
 VERSION ?= 3.6.0
 TRITON  := $(VENV)/triton-$(VERSION)
 
+# Modules are compiled once, also where the environment says otherwise: tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: bench test test-cpu test-triton test-gpu lint docs report clean
 
 bench: $(VENV)/.ready
