@@ -12,6 +12,9 @@ ARGS   ?=
 VERSION ?= 3.6.0
 TRITON  := $(VENV)/triton-$(VERSION)
 
+# Modules are compiled once, also where the environment says otherwise: tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: bench test test-cpu test-triton test-gpu lint docs report clean
 
 bench: $(VENV)/.ready
@@ -43,8 +46,8 @@ docs: $(VENV)/.docs
 report: $(VENV)/.ready
 	$(BIN)/python -m tools.pages
 
-$(TRITON): $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(VERSION)
+$(VENV)/triton-%: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
 
 clean:
 	rm -rf $(VENV) out build *.egg-info src/*.egg-info

@@ -22,8 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `tests/support/cuda_emulator.py` keeps what g++ has made."""
-    return tmp_path_factory.mktemp("cuda")
+    """Where `tests/support/cuda_emulator.py` keeps what g++ has made, for all processes of pytest-xdist."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cuda"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,6 +6,7 @@ Reads the cubin with the tools that ship in the triton package; no GPU and no CU
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections import Counter
@@ -33,10 +34,10 @@ def most_spills(usual: int, ptxas_13_4: int) -> int:
     return ptxas_13_4 if _PTXAS_13_4 else usual
 
 
-_OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
-
-
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*?);", re.M)
+_ENCODED = re.compile(
+    r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*).*?;\s+/\* 0x([0-9a-f]{16}) \*/", re.M
+)
 _TARGET = re.compile(r"0x([0-9a-f]+)")
 _LABEL_OR_ADDRESS = re.compile(r"^(?:([.$\w]+):$|\s*/\*([0-9a-f]{4,})\*/)", re.M)
 _LABEL_MEANT = re.compile(r"`\(([.$\w]+)\)")
@@ -57,9 +58,8 @@ class Resources:
 
     @cached_property
     def opcodes(self) -> Counter[str]:
-        """SASS instructions by their first name ("HGMMA", "LDGSTS"). The disassembler takes as long to start as Triton
-        takes to compile a small kernel: it runs for those who ask."""
-        return Counter(opcode.split(".")[0] for opcode in _OPCODE.findall(machine_code(self.cubin)))
+        """SASS instructions by their first name ("HGMMA", "LDGSTS")."""
+        return _opcodes(self.cubin, self.arch)
 
     @property
     def fits(self) -> bool:
@@ -137,10 +137,10 @@ def spills_in_loops(kernel: Any, opcode: str) -> int:
 
 @lru_cache(maxsize=4)
 def machine_code(cubin: bytes) -> str:
-    """A cubin's instructions, one a line, with their addresses; targets of jumps are addresses as well.
+    """A cubin's instructions, one a line, with their addresses and encodings; targets of jumps are addresses as well.
 
     cuobjdump writes the same, and takes twice the time: it has nvdisasm follow all data first."""
-    sass = _read(cubin, knobs.nvidia.nvdisasm.path, "--print-code", "--no-dataflow")
+    sass = _read(cubin, knobs.nvidia.nvdisasm.path, "--print-code", "--no-dataflow", "--print-instruction-encoding")
     at: dict[str, str] = {}
     names: list[str] = []
     for label, address in _LABEL_OR_ADDRESS.findall(sass):
@@ -150,6 +150,31 @@ def machine_code(cubin: bytes) -> str:
             at |= dict.fromkeys(names, address)
             names = []
     return _LABEL_MEANT.sub(lambda found: f"{int(at[found[1]], 16):#x}", sass)
+
+
+_names: dict[tuple[int, int], set[str]] = {}  # of an architecture's instructions, by their number
+
+
+def _opcodes(cubin: bytes, arch: int) -> Counter[str]:
+    """Instructions by their first name, which the number in an instruction's lowest 12 bits has.
+
+    The disassembler takes a quarter of a second to start, as long as Triton takes to compile a small kernel. It runs
+    for kernels with a number that it has not named yet in this process, or to which it has given two names."""
+    numbers = [low & 0xFFF for low, _ in struct.iter_unpack("<QQ", _code(cubin))]
+    known = {number: _names.get((arch, number), set()) for number in set(numbers)}
+    if all(len(names) == 1 for names in known.values()):
+        return Counter(name for number in numbers for name in known[number])
+    found = _ENCODED.findall(machine_code(cubin))
+    for name, low in found:
+        _names.setdefault((arch, int(low, 16) & 0xFFF), set()).add(name)
+    return Counter(name for name, _ in found)
+
+
+def _code(cubin: bytes) -> bytes:
+    """The instructions in an ELF file: its executable sections."""
+    (start,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + i * size) for i in range(count)]
+    return b"".join(cubin[at : at + length] for _, _, flags, _, at, length in sections if flags & 4)
 
 
 def _read(cubin: bytes, *command: str) -> str:

@@ -14,6 +14,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -187,28 +188,28 @@ def tensor_map(
     return there
 
 
+def _compile(made: Path, text: str, folder: Path, *options: str) -> None:
+    """Have g++ make a file, which other processes see when it is whole. The machine's header, half of the work, it
+    compiles once."""
+    if _MACHINE.name in text and not (header := folder / f"{_MACHINE.name}.gch").exists():
+        _compile(header, _MACHINE.read_text(), folder, "-x", "c++-header")
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        source, output = Path(place) / "source.cpp", Path(place) / "output"
+        source.write_text(text)
+        where = ["-I", str(folder), "-I", str(_MACHINE.parent)]
+        flags = ["-std=c++20", "-O1", "-w", "-Wno-psabi", "-fPIC", *options, *where]
+        subprocess.run([str(COMPILER), *flags, "-o", output, source], check=True)
+        output.replace(made)
+
+
 class Kernel:
     """In the place of `nvrtc.Kernel`. `seed` picks the order in which threads and loads come."""
 
     def __init__(self, source: str, name: str, types: Any, threads: int, smem_bytes: int, folder: Path) -> None:
-        text = f'#include "{_MACHINE}"\n' + translated(source) + _entry(name, tuple(types))
-        path = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
-        library = path.with_suffix(".so")
+        text = f'#include "{_MACHINE.name}"\n' + translated(source) + _entry(name, tuple(types))
+        library = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
         if not library.exists():
-            path.with_suffix(".cpp").write_text(text)
-            command = [
-                COMPILER,
-                "-std=c++20",
-                "-O1",
-                "-w",
-                "-Wno-psabi",
-                "-shared",
-                "-fPIC",
-                "-o",
-                library,
-                path.with_suffix(".cpp"),
-            ]
-            subprocess.run(command, check=True)  # type: ignore[arg-type]
+            _compile(library, text, folder, "-shared")
         self._run = ctypes.CDLL(str(library)).run
         self._run.restype = ctypes.c_char_p
         self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, 1, 0

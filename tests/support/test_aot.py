@@ -1,6 +1,7 @@
 """The machine code that tests look at is what cuobjdump shows of the same kernel."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -34,6 +35,25 @@ def test_machine_code(arch):
     # A loop and a call: targets before and behind the instruction, of another function.
     assert re.search(r"BRA 0x", shown) and re.search(r"CALL.* 0x", shown)
     assert _instructions(aot.machine_code(kernel.asm["cubin"])) == _instructions(shown)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", [80, 90])
+def test_opcodes_are_those_of_the_machine_code(arch, monkeypatch):
+    """From the disassembler, from the numbers that it has named, and from it again where a number has two names."""
+    with compile_only(arch) as kernels:
+        _mean_kernel[(1,)](torch.empty(8), torch.empty(1), 8)
+    cubin = kernels[0].asm["cubin"]
+    shown = Counter(name.split(".")[0] for _, name, _ in aot._INSTRUCTION.findall(aot.machine_code(cubin)))
+    read, asked = aot._read, []
+    monkeypatch.setattr(aot, "_read", lambda *words: asked.append(words) or read(*words))
+    monkeypatch.setattr(aot, "_names", {})
+    aot.machine_code.cache_clear()
+    for _ in range(2):
+        assert aot._opcodes(cubin, arch) == shown and len(asked) == 1
+    next(iter(aot._names.values())).add("FHADD")
+    aot.machine_code.cache_clear()
+    assert aot._opcodes(cubin, arch) == shown and len(asked) == 2
 
 
 @pytest.mark.compile
