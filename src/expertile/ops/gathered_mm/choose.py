@@ -34,10 +34,9 @@ COMPOSED_BACKWARD_ROWS = 400
 COMPOSED_BACKWARD_COLUMNS = 1536
 
 # With more rows than that cuda_gather takes a backward pass that gathers (H100, 2026-11-25, ms beside gluon_gather:
-# 2048 rows of 4096 x 1024 3.7 against 4.7, of 2048 x 768 2.1 against 2.4; 1536 of 1536 x 256 0.57 against 0.62). And an
-# up-projection of up to so many summands, where wide tiles pay: 2048 x 2 x 768 in 2.7 against 3.0, 1536 x 2 x 256 in
-# 0.57 against 0.60, and 4096 x 2 x 1024 in 6.7 against 6.6.
-WIDE_GATED_K = 2048
+# 2048 rows of 4096 x 1024 3.6 against 5.0, of 2048 x 768 1.7 against 2.5; 1536 of 1536 x 256 0.44 against 0.63). And an
+# up-projection where wide tiles pay: 4096 x 2 x 1024 in 6.4 against 6.9 (in an earlier trial 6.65 and 6.60), 2048 x 2 x
+# 768 in 2.6 against 2.9, 768 x 2 x 1024 in 0.43 against 0.48.
 
 # A weight gradient that gathers, cuda_wgrad against composed (H100, 2026-11-25). 128 experts of 2048 rows: 4096 x 1024
 # in 3.5 ms against 4.5, 2048 x 4096 in 7.0 against 7.3. Of 1536 rows: 1536 x 256 in 0.33 against 0.76, 512 x 1536 in
@@ -83,7 +82,7 @@ def _wide_tiles(problem: GatherProblem, rows: float, device: Device) -> bool:
     p = problem
     if rows <= COMPOSED_BACKWARD_ROWS:
         return False
-    gated = p.product is Product.GATED and p.k <= WIDE_GATED_K and wide_tiles_pay(device)
+    gated = p.product is Product.GATED and wide_tiles_pay(device)
     return gated or p.product is Product.BACKWARD
 
 
