@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
-_PARTS = Path(__file__).with_name("parts.cu")
+_PARTS, GROUPS = (Path(__file__).with_name(name) for name in ("parts.cu", "groups.cu"))
 HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B
 _UNSIGNED = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32, by size in bytes

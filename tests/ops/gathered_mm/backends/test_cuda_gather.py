@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -151,10 +150,10 @@ def test_tiles_cover_the_result_once(across, band, tmp_path):
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    text = Path(cuda_gather._SOURCES[1]).read_text()
+    places, text = nvrtc.GROUPS.read_text(), cuda_gather._SOURCES[2].read_text()
     # What only a GPU can do is cut out.
     queue, groups, rest = (text.index(x) for x in ("struct Queue {", "struct Groups {", "// The first warp"))
-    text = text[:queue] + text[groups:rest]
+    text = places[places.index("// The group of unit t") :] + text[:queue] + text[groups:rest]
     defined = f"#define PRODUCT BACKWARD\n#define BAND {band}\n"
     (tmp_path / "tiles.cpp").write_text(_HARNESS + defined + text + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", tmp_path / "tiles.cpp"], check=True)

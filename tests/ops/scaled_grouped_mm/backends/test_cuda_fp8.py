@@ -165,7 +165,7 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
     source = config.source(torch.bfloat16)
     defined = source[: source.index("typedef")]
     lanes = _part(source, "constexpr int LANES", "struct alignas")
-    tiles = _part(source, "constexpr int CONSUMERS", "// The scheduling warp finds")
+    tiles = _part(source, "// The group of unit t", "// The scheduling warp finds")
     program = tmp_path / "tiles.cpp"
     program.write_text(_HARNESS + defined + "\n" + lanes + tiles + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", program], check=True)

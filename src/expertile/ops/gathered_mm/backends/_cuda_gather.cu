@@ -9,7 +9,7 @@
 //   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
 //
 // cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, HALF),
-// multiply, the wgmma whose 128 sums are written out, parts.cu, and the other three files named in there.
+// multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu and the other files that it names.
 
 constexpr int STEP = 64;                              // summands of a stage, 128 bytes
 constexpr u32 A_BYTES = ROWS * STEP * 2, B_BYTES = COLUMNS * STEP * 2;
@@ -263,7 +263,7 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  const Groups groups = list_groups(lists, offs, G, inner);
+  const Groups groups = count_tiles(lists, offs, G, inner);
   __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0);
   if (warp < 4 * CONSUMERS) {

@@ -45,60 +45,20 @@ struct Groups {
   const int *tile_ends, *row_ends;  // in shared memory: tiles up to and including a group's, its last row + 1
   int G, across;
 
-  // Tile number -> tile, by a warp. About BAND rows of tiles at a time, cut evenly, down the rows first.
+  // Tile number -> tile, by a warp.
   __device__ __forceinline__ Tile locate(int t) const {
-    const int lane = threadIdx.x % LANES;
-    int g = 0;
-    for (int base = 0; base < G; base += LANES) {
-      const unsigned before =
-          __ballot_sync(0xffffffffu, base + lane < G && tile_ends[base + lane < G ? base + lane : 0] <= t);
-      g += __popc(before);
-      if (before != 0xffffffffu) break;
-    }
-    Tile found;
-    if (g == G) {
-      found.group = -1, found.row = found.row_end = found.col = 0;
-      return found;
-    }
-    const int row = g ? row_ends[g - 1] : 0, tile = t - (g ? tile_ends[g - 1] : 0);
-    const int tiles = (row_ends[g] - row + ROWS - 1) / ROWS;
-    int bands = (tiles + BAND / 2) / BAND;
-    bands = bands < 1 ? 1 : bands;
-    const int height = (tiles + bands - 1) / bands;
-    const int band = tile / (height * across), inner = tile - band * height * across;
-    const int left = tiles - band * height, here = left < height ? left : height;
-    const int n = inner / here;
-    found.group = g;
-    found.row = row + (band * height + inner - n * here) * ROWS;
-    found.row_end = row_ends[g];
-    found.col = n * ACROSS;
-    return found;
+    const int g = group_of(t, tile_ends, G);
+    if (g == G) return {-1, 0, 0, 0};
+    const int row = g ? row_ends[g - 1] : 0, end = row_ends[g];
+    const Place at = in_bands(t - (g ? tile_ends[g - 1] : 0), (end - row + ROWS - 1) / ROWS, across, BAND);
+    return {g, row + at.m * ROWS, end, at.n * ACROSS};
   }
-
 };
 
 // The first warp counts the groups' tiles; all threads meet behind it.
-__device__ __forceinline__ Groups list_groups(int* lists, const int* offs, int G, int columns) {
+__device__ __forceinline__ Groups count_tiles(int* lists, const int* offs, int G, int columns) {
   const int across = (columns + ACROSS - 1) / ACROSS;
-  int *tile_ends = lists, *row_ends = lists + G;
-  if (threadIdx.x < LANES) {
-    const int lane = threadIdx.x;
-    int tiles = 0;
-    for (int base = 0; base < G; base += LANES) {
-      const int g = base + lane;
-      const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
-      int x = g < G ? (end - begin + ROWS - 1) / ROWS * across : 0;
-#pragma unroll
-      for (int d = 1; d < LANES; d *= 2) {
-        const int y = __shfl_up_sync(0xffffffffu, x, d);
-        if (lane >= d) x += y;
-      }
-      if (g < G) {
-        tile_ends[g] = tiles + x;
-        row_ends[g] = end;
-      }
-      tiles += __shfl_sync(0xffffffffu, x, LANES - 1);
-    }
-  }
-  return Groups{tile_ends, row_ends, G, across};
+  if (threadIdx.x < LANES)
+    list_groups(lists, lists + G, offs, G, [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
+  return Groups{lists, lists + G, G, across};
 }

@@ -31,7 +31,7 @@ from expertile.ops.launch import nvrtc
 from expertile.ops.launch.blocks import tile_counter
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
-_SOURCES = tuple(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES)
+_SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))
 _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
 _PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold

@@ -13,7 +13,7 @@
 // row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
 //
 // cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, HALF), multiply<N>, the wgmma of N
-// columns, whose N/2 operands are written out, launch/parts.cu and _cuda_fp8_tiles.cu.
+// columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu and _cuda_fp8_tiles.cu.
 
 constexpr int K_STEP = 128;
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
@@ -221,24 +221,11 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (warp == 0) {
-    int tiles = 0;
-    for (int base = 0; base < G; base += LANES) {
-      const int g = base + lane;
-      const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
-      const int r = g < G ? (end - begin + ROWS - 1) / ROWS : 0;
-      const int across = (N + BLOCK_N - 1) / BLOCK_N;
-      int x = CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
-#pragma unroll
-      for (int d = 1; d < LANES; d *= 2) {
-        const int y = __shfl_up_sync(0xffffffffu, x, d);
-        if (lane >= d) x += y;
-      }
-      if (g < G) {
-        unit_ends[g] = tiles + x;
-        row_ends[g] = end;
-      }
-      tiles += __shfl_sync(0xffffffffu, x, LANES - 1);
-    }
+    const int across = (N + BLOCK_N - 1) / BLOCK_N;
+    list_groups(unit_ends, row_ends, offs, G, [=](int rows) {
+      const int r = (rows + ROWS - 1) / ROWS;
+      return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
+    });
   }
   if (CLUSTER > 1) cluster_sync();
   else __syncthreads();

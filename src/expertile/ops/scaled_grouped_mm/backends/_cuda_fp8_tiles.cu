@@ -11,15 +11,7 @@ struct Tile { int group, row, row_end, col, width, share; };
 // Unit number -> this program's tile. unit_ends[g]: units up to and including group g; row_ends[g]: its last row + 1.
 __device__ __forceinline__ Tile locate(int t, int n_full, int rest, int rank, int G, const int* unit_ends,
                                        const int* row_ends) {
-  const int lane = threadIdx.x % LANES;
-  const int across = n_full + (rest != 0);
-  int g = 0;
-  for (int base = 0; base < G; base += LANES) {
-    const unsigned before =
-        __ballot_sync(0xffffffffu, base + lane < G && unit_ends[base + lane < G ? base + lane : 0] <= t);
-    g += __popc(before);
-    if (before != 0xffffffffu) break;
-  }
+  const int across = n_full + (rest != 0), g = group_of(t, unit_ends, G);
   const int first = g ? unit_ends[g - 1] : 0;
   const int row = g ? row_ends[g - 1] : 0;
   Tile found;
@@ -29,16 +21,9 @@ __device__ __forceinline__ Tile locate(int t, int n_full, int rest, int rank, in
   const int tiles_m = rows / CLUSTER;
   int tile = t - first, n, m;
   if (CLUSTER == 1 || tile < tiles_m * across) {
-    // About GROUP_M rows of units at a time, cut evenly, down the rows first.
-    int bands = (tiles_m + GROUP_M / 2) / GROUP_M;
-    bands = bands < 1 ? 1 : bands;
-    const int height = (tiles_m + bands - 1) / bands;
-    const int band = tile / (height * across);
-    const int inner = tile - band * height * across;
-    const int left = tiles_m - band * height;
-    const int here = left < height ? left : height;
-    n = inner / here;
-    m = (band * height + inner - n * here) * CLUSTER + (CLUSTER == 2 ? rank : 0);
+    const Place at = in_bands(tile, tiles_m, across, GROUP_M);
+    n = at.n;
+    m = at.m * CLUSTER + (CLUSTER == 2 ? rank : 0);
     found.share = CLUSTER == 2 ? SHARE_B : SHARE_NONE;
   } else {
     tile -= tiles_m * across;

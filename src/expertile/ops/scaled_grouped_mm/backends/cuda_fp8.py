@@ -31,7 +31,7 @@ from expertile.ops.launch import nvrtc
 from expertile.ops.launch.blocks import tile_counter
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu"))
+_SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu")))
 _ROWS = 128  # of a tile: two consumers of 64
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4)

@@ -1,0 +1,50 @@
+// Groups of rows and their tiles, for CUDA C++ kernels that count a ragged problem's tiles on the GPU.
+
+// By a warp: ends[g] = units up to and including those of group g, row_ends[g] = its last row + 1. `units(rows)`: of a
+// group of so many.
+template <typename Units>
+__device__ __forceinline__ void list_groups(int* ends, int* row_ends, const int* offs, int G, const Units& units) {
+  const int lane = threadIdx.x % LANES;
+  int before = 0;
+  for (int base = 0; base < G; base += LANES) {
+    const int g = base + lane;
+    const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
+    int x = g < G ? units(end - begin) : 0;
+#pragma unroll
+    for (int d = 1; d < LANES; d *= 2) {
+      const int y = __shfl_up_sync(0xffffffffu, x, d);
+      if (lane >= d) x += y;
+    }
+    if (g < G) {
+      ends[g] = before + x;
+      row_ends[g] = end;
+    }
+    before += __shfl_sync(0xffffffffu, x, LANES - 1);
+  }
+}
+
+// The group of unit t, or G past the last, by a warp.
+__device__ __forceinline__ int group_of(int t, const int* ends, int G) {
+  const int lane = threadIdx.x % LANES;
+  int g = 0;
+  for (int base = 0; base < G; base += LANES) {
+    const unsigned before = __ballot_sync(0xffffffffu, base + lane < G && ends[base + lane < G ? base + lane : 0] <= t);
+    g += __popc(before);
+    if (before != 0xffffffffu) break;
+  }
+  return g;
+}
+
+// Row m and column n of a tile of a group that has `tiles` rows of them, `across` in each: about `band` rows at a time,
+// cut evenly, down the rows first.
+struct Place { int m, n; };
+
+__device__ __forceinline__ Place in_bands(int tile, int tiles, int across, int band_rows) {
+  int bands = (tiles + band_rows / 2) / band_rows;
+  bands = bands < 1 ? 1 : bands;
+  const int height = (tiles + bands - 1) / bands;
+  const int band = tile / (height * across), inner = tile - band * height * across;
+  const int left = tiles - band * height, here = left < height ? left : height;
+  const int n = inner / here;
+  return {band * height + inner - n * here, n};
+}
