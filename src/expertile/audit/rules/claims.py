@@ -151,9 +151,10 @@ _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
-_PAUSE = re.compile(
-    r"(?:[,;.]| against| vs\.?| versus| and| while| whereas| than|\n)\s(?!.*(?:[,;.]| against| vs|\n)\s)", re.DOTALL
-)
+_PAUSES = [
+    re.compile(rf"(?:{mark})\s(?!.*(?:{mark})\s)", re.DOTALL)
+    for mark in ("[;.\n]| against| vs\\.?| versus| while| whereas| than", ",| and")
+]
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements")
 
 
@@ -167,7 +168,7 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         if len(times) != 2 or _MEANT.search(text):
             continue
         (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
-        at = pause.end() if (pause := _PAUSE.search(text, a.end, b.start)) else a.end
+        at = next((pause.end() for form in _PAUSES if (pause := form.search(text, a.end, b.start))), a.end)
         yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
     for grid in report.grids:
         cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]

@@ -11,7 +11,7 @@ from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import fastest, formats_of, gpu_counts, memory_of, on_sheet, peaks_of
 from expertile.audit.rules.terms import parameters, terms, trained_work, weights
 from expertile.audit.rules.work import Term, largest_run
-from expertile.device import DTYPES, SPARSE_SHEET, generous_peak
+from expertile.device import DTYPES, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
@@ -24,6 +24,7 @@ _CACHED = re.compile(
     r"h->d|p2p|tile|sram|on-chip|movement|bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
+_BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 _SHARE = re.compile(
@@ -114,7 +115,7 @@ def _bandwidth(row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     # So many bytes fit in no cache.
     moved = row.of("bytes") or row.report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    other = not said and _CACHED.search(f"{text} {row.headings}")
+    other = not said and _CACHED.search(_BOARD.sub("", f"{text} {row.headings}"))
     slack = 1.1 if "GeForce" in device.name else 1.04
     if q.value.lo <= most * slack or (other and not (big and other[0] == "effective")):
         return
@@ -326,10 +327,10 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
             if not formats or not told or (report.sparse and ("dense" not in q.words or re.search("spars|2:4", part))):
                 continue
             device = row.devices[0]
-            hopper = device.capability == (9, 0) and device.sm_count == 132
-            sparse = max((SPARSE_SHEET.get(f) if hopper else device.sparse_peak(f)) or 0.0 for f in formats)
-            dense = [x for f in formats for x in (device.peak(f), generous_peak(device, f)) if x]
-            if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
+            # Data sheets state them at a clock below the highest that the part boosts to.
+            dense = max(generous_peak(device, f) or 0.0 for f in formats)
+            sparse = max(device.sparse_peak(f) or 0.0 for f in formats)
+            if dense < 0.6 * sparse and 0.9 * sparse < q.value.mid < 1.015 * sparse:
                 sure = "dense" in row.text.lower()
                 message = f"{q.text} is {device.name}'s {'/'.join(formats)} peak with 2:4 sparsity"
                 message += "" if sure else ": is half of it meant?"

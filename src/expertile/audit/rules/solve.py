@@ -22,6 +22,7 @@ _ONE_WAY = re.compile(
     r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
     r"\b(?:read|load)(?:s|ing)?\b"
 )
+_BOTH_WAYS = re.compile(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
 _HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
 
@@ -100,7 +101,8 @@ def _around(row: Row) -> list[Term]:
     timed = {"time", "s_per_item", "s_per_token"}
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
-    before = [t for t in last if len(last) == 2 and t.kind not in timed]
+    hence = len(last) == 3 and _HENCEFORTH.match(row.text)
+    before = [t for t in last if (len(last) == 2 or hence) and t.kind not in timed]
     near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some] + before
     # Of a log's times the one that is of the whole.
     times = [t for t in near if t.kind == "time"]
@@ -142,7 +144,8 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     made = derived(tuple(some[0].kind for some in held))
     at = next(i for i, some in enumerate(held) if some[0].kind == made)
     written = any(t.figure and WRITTEN.search(row.text[: t.figure.start]) for t in held[at][:1])
-    also = GIB if law.rule == "bandwidth" and (_ONE_WAY.search(row.text) or written) else law.also
+    one_way = _ONE_WAY.search(row.text) and not _BOTH_WAYS.search(row.text)
+    also = GIB if law.rule == "bandwidth" and (one_way or written) else law.also
     factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
     if lent and made == "rate" and law.rule == "product" and held[at][0].text.endswith("FLOPs"):
         return  # of one item
@@ -206,6 +209,11 @@ _ONE = re.compile(
     r"(?i)(?:per|each|every|a)[ -](?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)|"
     r"\beach \w+ing\b"
 )
+_CALLS = re.compile(r"(\d[\d,]*) (?:times|calls|launches|invocations|iterations|runs|kernels|steps|layers)\b")
+_MEAN, _ALL = (
+    re.compile(r"(?i)\bav(?:era)?g\b|\baverage|\bmean\b|\beach\b"),
+    re.compile(r"(?i)\btotal|altogether|in all\b"),
+)
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
 )
@@ -216,18 +224,25 @@ def each(report: Report) -> Iterator[Finding]:
     """A figure of one GPU or user beside that of all, and one in two units: it asks where no count lies between."""
     for row in (r for r in report.rows if r.kind == "line"):
         works = ("flop", "flop/item", "rate") if "MAC" in row.text else ("flop",)
-        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), works):
+        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), ("time",), works):
             held = [q for q in row.of(*kinds) if q.exact and q.value.mid and not on_sheet(row, q)]
             held = held[:2] if len(kinds) > 1 else held
             if len(held) != 2 or abs(held[1].start - held[0].end) > 60:
                 continue
-            said = [q.per_device or bool(_ONE.search(f"{q.label[-24:]}|{q.after[:16]}")) for q in held]
+            words, calls = [f"{q.label[-24:]}|{q.after[:16]}" for q in held], kinds == ("time",)
+            said = [
+                q.per_device or bool((_MEAN if calls else _ONE).search(w)) for q, w in zip(held, words, strict=True)
+            ]
             one, whole = (held[0], held[1]) if said[0] else (held[1], held[0])
             between, n = row.text[held[0].end : held[1].start], whole.plain / one.plain
-            twice = len({re.sub(r"[\d., ]", "", q.text) for q in held}) > 1 and not any(said)
+            twice = len({re.sub(r"[\d., ]", "", q.text) for q in held}) > 1 and not any(said) and not calls
             twice = twice and bool(_EQUALS.search(between.split(",")[-1] if kinds == works else between))
             counts = (1.0, 1.0737, 1 / 1.0737) if twice else multiples(row)
-            hence = _SO.search(between) and sum(said) == 1 and len(counts) > 1 and kinds != works
+            if calls:
+                all_said = [bool(_ALL.search(w)) for w in words]
+                counts = tuple(float(m.replace(",", "")) for m in _CALLS.findall(row.text))
+                said = said if len(counts) == sum(said) == sum(all_said) == 1 and said != all_said else [True, True]
+            hence = (calls or (_SO.search(between) and len(counts) > 1)) and sum(said) == 1 and kinds != works
             if (twice or hence) and not any(n.meets(m, 0.03) for m in counts):
                 macs = "MAC" in held[0].text  # two FLOPs each
                 message = f"{whole.text} is {n.mid:.4g} times {one.text}{'' if macs else ': of how many is it?'}"

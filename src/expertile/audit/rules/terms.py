@@ -111,6 +111,8 @@ def terms(row: Row) -> tuple[Term, ...]:
     """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
     held = [q for q in row.quantities if q.kind == "bytes" and re.search(_HELD, q.label.lower())]
     held = [q for q in held if not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")]  # in memory, not moved
+    if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
+        held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
     found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself

@@ -26,7 +26,7 @@ _FROM = re.compile(
 )
 _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
-    r"sav|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
+    r"sav|\b(?:down|up)\b(?! to)|beat|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
@@ -34,7 +34,7 @@ _SIZE = re.compile(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
 _OTHER = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
-_LESS = re.compile(r"(?i)drop|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell")
+_LESS = re.compile(r"(?i)drop|\bdown\b|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell")
 _UNIT = re.compile(r"[\d., ]|[kKMGT](?=i?B)")
 _SHARE_OF = re.compile(
     r"(?i) of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"

@@ -75,7 +75,8 @@ def work_of(row: Row) -> Term | None:
     shaped = row.kind == "table" and row.of("rate") and [len(t) for t in row.facts.of("tuples")] == [3]
     if not (_GEMM.search(row.words) or shaped) or _NOT_GEMM.search(text):
         return None
-    side = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
+    n = None if row.size("m") or row.size("k") else row.size("n")
+    side = row.own.get("size") or (n.value if n and n.near else None) or row.own.get("m")
     shape = row.stated("tuples")[0] if len(set(row.stated("tuples"))) == 1 else ()
     if not side and len(shape) == 3:
         named = row.kind == "line" and shape in row.facts.of("tuples")
