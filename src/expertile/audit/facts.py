@@ -145,13 +145,19 @@ def _int(text: str) -> float:
     return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
 
 
+_BARE = re.compile(
+    r"(?i)\b(the|my|an?|our|your|one|single|dual|this) ([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
+)  # "my 3090"
 _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(_PLURAL.sub(r"\1", text))}
+    stated: dict[str, list[Any]] = {
+        "formats": _formats(text),
+        "devices": find_in_text(_BARE.sub(r"\1 RTX \2", _PLURAL.sub(r"\1", text))),
+    }
     text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()], text)
     if any(c.isdigit() for c in text):
         for m in _SHAPE.finditer(text):

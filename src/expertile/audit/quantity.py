@@ -43,7 +43,7 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
-    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|"
@@ -127,14 +127,17 @@ _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*"
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
-_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?:{NUMBER} ?/ ?){{2,}})$")
+_LIST = re.compile(
+    rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?<![\w.]){NUMBER} (?:vs\.?|versus) |"
+    rf"(?:{NUMBER} ?/ ?){{2,}})$"
+)
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
     r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
     r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
@@ -220,6 +223,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
                 start = m.start() - len(text[listed.start() : m.start()]) + one.start() if listed else 0
                 parts = (after, -1, sure, of.per_device, start, start + len(one[0]), of.noun)
                 found.append(Quantity(of.kind, each, f"{one[0]} {text[m.end() : end].strip()}", label, line, *parts))
+        last = found[-1] if found else None  # "14 min 20 s"
+        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and value.hi < last.value.mid / 2:
+            value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         found.append(q)

@@ -26,7 +26,9 @@ _NOT_BITS = re.compile(
 )
 _NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
 _IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
-_OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
+_OBJECT = re.compile(
+    r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
+)
 _MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
@@ -37,7 +39,8 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names."""
-    counted = [int(b) for b in re.findall(r"(?i)\b([1-68]|16|32|64)[ -]?bits?\b", text)]
+    forms = re.findall(r"(?i)\b(?:([1-68]|16|32|64)[ -]?bits?|(?:u?int|q|nf)([1-68]))\b", text)
+    counted = [int(a or b) for a, b in forms]
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 
 
@@ -146,7 +149,7 @@ def equal_work(report: Report) -> Iterator[Finding]:
             yield Finding(INCONSISTENT, "equal work", row.line, said[0], message, tuple(line for line, _ in shapes))
 
 
-_QUICKER = re.compile(r"(?i)speed-?\s?up|faster|quicker|as fast")
+_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
 _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"

@@ -94,7 +94,7 @@ def printed_as(q: Quantity, x: Interval, change: str = "") -> list[Interval]:
         return [gain if q.text[0] == "+" else loss]
     if q.kind in ("ratio", "number"):
         return [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
-    return {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
+    return {"": [x, gain, loss], "change": [gain, loss], "loss": [loss], "gain": [gain]}[change]
 
 
 def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[Source]:
@@ -165,7 +165,7 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
     """A column's value in the row that others may be compared with, or all of it."""
     rows, body = grid.rows, [r for r, row in enumerate(grid.rows) if not row.summary]
     blank = [r for r in body if grid.column(target)[r] is None and rows[r].own]
-    part = re.search(r"(?i)share|fraction|%|pct|percent", grid.header[target])
+    part = re.search(r"(?i)share|fraction|%|pct|percent|^\W*$", grid.header[target])
     if part and len(body) == len(rows) > 2 and all(r in s.values for r in body):
         total = sum((s.values[r] for r in body[1:]), s.values[body[0]])
         yield Source("the sum", s.kind, dict.fromkeys(body, total), dict.fromkeys(body, "the sum")), False

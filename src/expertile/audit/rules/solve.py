@@ -101,8 +101,10 @@ def _around(row: Row) -> list[Term]:
     timed = {"time", "s_per_item", "s_per_token"}
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
-    hence = len(last) == 3 and _HENCEFORTH.match(row.text)
-    before = [t for t in last if (len(last) == 2 or hence) and t.kind not in timed]
+    # "… for the same array" lends what the sentence before says of it.
+    own = {q.kind for q in row.quantities} if "same" in row.text else timed
+    goes_on = len(last) == 2 or (len(last) == 3 and ("same" in row.text or _HENCEFORTH.match(row.text)))
+    before = [t for t in last if goes_on and t.kind not in own]
     near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some] + before
     # Of a log's times the one that is of the whole.
     times = [t for t in near if t.kind == "time"]

@@ -39,7 +39,8 @@ NO_RUN = (
 # Times of a part of the run, and figures of several requests.
 _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|pipeline"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
+    r"pipelined"
 )
 _SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each"
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
@@ -91,7 +92,7 @@ def derived(kinds: tuple[str, ...]) -> str:
 def multiples(row: Row) -> tuple[float, ...]:
     """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
     of, names = row.report.everything.of, ("batch", "gpus", "accum", "concurrency")
-    named = [*dict.fromkeys(n for name in names for n in (*of(name), row.own.get(name, 1)))]
+    named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
     several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
     beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
     counts = {n for n in (*several, *map(float, beside), *named) if n > 0}

@@ -156,7 +156,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) == 1 else None
         if before and not before.of("ratio", "percent") and not _PARTIAL.search(row.text):
             lent = [x for x in _compared(before) if not own or x.kind == own[0].kind]
-            own += lent if len(lent) + len(own) == 2 else []
+            more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
+            own += lent if len(lent) + len(own) == 2 or more else []
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
@@ -165,11 +166,20 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         close = not sure or _LESS.search(head[-16:] + tail[:12])
         by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
         change = "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
+        # Throughput that "rose by 33 %" did not fall by it.
+        if (
+            q.kind == "percent"
+            and _BY.search(head)
+            and re.search(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)", head[-24:])
+        ):
+            change = "gain" if all(x.kind in TYPED[1:5] for x in own) else change
         gain: object = (
             sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or by or re.match(",? from ", tail)
         )
         gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
-        gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
+        # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
+        beside = len(row.quantities) == 2 if before else len(row.quantities) > 2 and len(row.quantities) % 2
+        gain = gain or (head.endswith("(") and beside and q.kind == "ratio")
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
         either = ([*of, *(x for x in limits if x.kind == of[0].kind)] for of in several)

@@ -117,7 +117,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         own = ([x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end])
         earlier = [x for r in lines if r.text != row.text for x in r.of(q.kind)]
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
-        if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts):
+        ranked = any(_RANK.search(x.label.lower()[-12:]) for x in parts)
+        if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
 
