@@ -137,7 +137,10 @@ class Facts:
 
 DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
 DIGITS |= {"eighteen": "18"}
-_SPELLED = re.compile(rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))")
+_SPELLED = re.compile(
+    rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))|"
+    rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"
+)
 
 
 def _int(text: str) -> float:
@@ -158,7 +161,7 @@ def facts(text: str) -> Facts:
         "formats": _formats(text),
         "devices": find_in_text(_BARE.sub(r"\1 RTX \2", _PLURAL.sub(r"\1", text))),
     }
-    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()], text)
+    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
     if any(c.isdigit() for c in text):
         for m in _SHAPE.finditer(text):
             for name, side in zip(m.groups()[:3], m.groups()[3:], strict=True):

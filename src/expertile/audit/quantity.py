@@ -128,7 +128,7 @@ _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(
-    rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?<![\w.]){NUMBER} (?:vs\.?|versus) |"
+    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus) |"
     rf"(?:{NUMBER} ?/ ?){{2,}})$"
 )
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
@@ -176,9 +176,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             key = None if cell else _TRAILING_KEY.search(before)
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
-        named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
-        named = named or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
-        own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
+        by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
+        own = _price(text, m.end()) if priced and not (by_key and by_key.kind.startswith("$/")) else own
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
@@ -188,11 +188,15 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue
-        if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
+        if own is None and (by_key is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
-        of, end = own or (named or NO_UNIT, m.end())
-        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind in ("rate", "tokens")):
-            of = replace(named, low=of.low, high=of.high)
+        of, end = own or (by_key or NO_UNIT, m.end())
+        if (
+            by_key not in (None, NO_UNIT)
+            and of.kind == "params"
+            and (first or by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s"))
+        ):
+            of = replace(by_key, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
@@ -228,7 +232,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
-        found.append(q)
+        found.append(named(q) if name else q)
     return found
 
 

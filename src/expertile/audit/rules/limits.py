@@ -244,7 +244,7 @@ def mfu(report: Report) -> Iterator[Finding]:
         most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
         # Whoever only reads tokens spends 2·N, of a dense peak.
         read = [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
-        read = [] if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else read
+        read = [] if re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}") else read
         spent = [*((5.1 * e, most * e) for e in each), *((1.7 * e, 5.1 * e) for e in read)]
         if each and not any(low <= p.value.hi and p.value.lo <= high for low, high in spent):
             best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))
@@ -296,7 +296,7 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
-    formats = formats_of(q, row)
+    formats = formats_of(q, row) or row.stated("formats")
     known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
     known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]

@@ -115,6 +115,7 @@ def terms(row: Row) -> tuple[Term, ...]:
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
+    typed = [q for q in typed if not (q.kind.endswith("_per_s") and q.after.startswith("peak"))]
     found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]

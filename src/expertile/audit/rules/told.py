@@ -70,7 +70,8 @@ def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
     for whole in (*report.rows, *mixed):
-        said = [q for q in whole.of("ratio", "percent") if q.exact and q.value.mid and not _NOT_OF.search(q.words)]
+        said = [q for q in whole.of("ratio", "percent") if q.exact and q.value.mid]
+        said = [q for q in said if not _NOT_OF.search(q.words) or re.search(r"(?i)\b(?:saved|cut)\W*$", q.label)]
         if whole.kind != "line":
             yield from _of_record(whole, said)
         elif whole.of("ratio", "percent"):
@@ -93,11 +94,12 @@ _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])
 
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
-    m, counts = _SCALED.search(row.text), row.facts.of("gpus") or row.report.everything.of("gpus")
-    times = int(m[2]) / int(m[1]) if m else counts[0] if len(counts) == 1 else 0.0
-    shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     near = [r for r in row.report.lines_of_text if r.block == row.block and 0 <= row.line - r.line < 3]
-    ends = (float(m[1]), float(m[2])) if m else (1.0, times)
+    m, counts = _SCALED.search(row.text), {n for r in near for n in r.facts.of("gpus")}
+    ends = sorted(map(float, m.groups()) if m else counts or row.report.everything.of("gpus"))
+    ends = [1.0, *ends] if len(ends) == 1 else ends
+    times = ends[1] / ends[0] if len(ends) == 2 else 0.0
+    shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
     for kind in TYPED if times > 1 and len(shares) == 1 else ():
         own = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
@@ -156,6 +158,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) == 1 else None
         if before and not before.of("ratio", "percent") and not _PARTIAL.search(row.text):
             lent = [x for x in _compared(before) if not own or x.kind == own[0].kind]
+            if len(lent) == 1 and not own and before.before:  # "Before: 23 ms. After: 15 ms."
+                lent += [x for x in _compared(before.before) if x.kind == lent[0].kind]
             more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
             own += lent if len(lent) + len(own) == 2 or more else []
         sure = bool(two) and _only(row, q, two[0], two[1])
@@ -179,12 +183,12 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
         beside = len(row.quantities) == 2 if before else len(row.quantities) > 2 and len(row.quantities) % 2
-        gain = gain or (head.endswith("(") and beside and q.kind == "ratio")
+        gain = gain or (head.endswith("(") and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
         either = ([*of, *(x for x in limits if x.kind == of[0].kind)] for of in several)
         made = any(_either(q, a, b, change) for of in either for a, b in itertools.combinations(of, 2))
-        if re.search(r"(?i)\b(?:not|instead of|rather than)\b[^.;,]{0,24}$", head):
+        if re.search(r"(?i)\b(?:not|instead of|rather than)\b[^.;,\d]{0,24}$", head):
             continue
         m = re.search(r"than (?:the |an? )?([\w-]+)", tail[:40])
         known = m and any(m[1].lower() in f"{head} {x.label}".lower() for x in own)  # else it is another one

@@ -104,10 +104,10 @@ def _listed(row: Row) -> Iterator[Finding]:
         yield from _whole(shares, 1.025, 0.975)
     for q in (q for q in row.of(*TYPED, "ratio", "money", "energy") if q.exact):
         words = q.label[-30:]
-        if re.match(r", ?(?:and )?\d", row.text[q.end :]):
+        if re.match(r", ?(?:and )?\d| ?\+", row.text[q.end :]):
             continue  # one of a list
         # "Average of the three runs (412, 408 and 419 TFLOPS) is 441 TFLOPS."
-        if re.search(r"\) (?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
+        if re.search(r"\) ?(?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
             words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
         if not (total or mean):
