@@ -99,7 +99,7 @@ _HYPHENED = re.compile(r"(?:hour|minute|second|day)(?= \w)")  # "a 6-hour run"
 
 
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
-    gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) |\()?").match(text, at)
+    gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) (?:(?:INT|FP|BF|TF)\d+ )?|\()?").match(text, at)
     for start in dict.fromkeys((at, gap.end() if gap else at)):
         whole = _HYPHENED.match(text, start)
         if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX" or whole):

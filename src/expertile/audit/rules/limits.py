@@ -196,7 +196,7 @@ _NO_DECODE = re.compile(r"(?i)prefill|prompt (?:proc|eval|tok|read)|input|train|
 def _generated(row: Row) -> Iterator[Demand]:
     """2·N FLOPs for each token, and every weight once for each token of a single stream."""
     q, tokens, time, count = row.only("tokens_per_s"), row.only("tokens"), row.only("time"), max(gpu_counts(row))
-    if q is None and tokens and time and "prefill" in row.text.lower():
+    if q is None and tokens and time and re.search(r"(?i)prefill|prompt (?:proc|eval)", row.text):
         rate, text, slack = tokens.value / time.value, f"{tokens.text} in {time.text}", 1.06
     else:
         rate, text, slack = (q.value, q.text, 1.25) if q else (exact(0.0), "", 0.0)
@@ -226,6 +226,9 @@ def mfu(report: Report) -> Iterator[Finding]:
     Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6."""
     for row in (r for r in report.all_rows if r.of("percent")):
         shares = [q for q in row.of("percent") if _MFU.search(q.words) and q.exact and q.value.mid]
+        shares = shares or [
+            p for p in (row.only("percent"),) if p and row.kind == "line" and _MFU.search(row.text.lower())
+        ]
         p, q = shares[0] if len(shares) == 1 else None, row.only("tokens_per_s")
         if p and not q and row.kind == "line":  # the one rate of its paragraph
             near = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
@@ -278,14 +281,14 @@ def shares(report: Report) -> Iterator[Finding]:
             q
             for row, q, first in figures
             if _PEAK.search(f"{q.words} {first}") or on_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
-            if not q.after.startswith("out of")
+            if not re.match(r"\W*(?:out )?of \d", row.text[q.end :])  # "1.7 TB/s of 2.0 TB/s"
         ]
         for row in (r for r in report.all_rows if r.of("percent") and not r.of(unlike)):
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
-    told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
+    told = re.compile(rf"{_SHARE.pattern}|efficien|\bof (?:that|it)\b") if here else _SHARE
     said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
     said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
     found = [(q, q.plain) for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]

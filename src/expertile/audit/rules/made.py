@@ -336,7 +336,7 @@ def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, cou
         span = [values[r].mid for r in agree or rows]
         tight = len(agree) == len(rows) - 1 and max(span) > 1.2 * min(span)
         alike = len(agree) == len(rows) - 1 and work and sign < 0
-        if len(rows) == 3 and not (alike and all(f.width < 0.02 for f in factors.values())):
+        if len(rows) == 3 and not (alike and all(f.width < 0.05 for f in factors.values())):
             continue
         loose = work and (sign < 0) == (s.kind in ("time", "s_per_item"))
         if not loose and not (exactly and tight and not name):

@@ -15,9 +15,6 @@ from expertile.audit.rules.work import Term
 from expertile.audit.units import UNTYPED, product
 
 Held = tuple[list[Term], ...]
-_MOVED = re.compile(
-    r"(?i)transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard|load"
-)
 _ONE_WAY = re.compile(
     r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
     r"\b(?:read|load)(?:s|ing)?\b"
@@ -43,7 +40,7 @@ def _sure(row: Row, law: Law, by: dict[str, Term]) -> bool:
     if len(figures) < 3 or not first or re.search(NO_RUN, first.words):
         return False
     written = max(f.start for f in figures) == first.start and WRITTEN.search(row.text[: first.start])
-    return bool(_ONE_WAY.search(row.text) or _MOVED.search(row.text) or written)
+    return bool(_ONE_WAY.search(row.text) or written)
 
 
 def rows(report: Report) -> Iterator[Finding]:
@@ -102,8 +99,9 @@ def _around(row: Row) -> list[Term]:
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
     # "… for the same array" lends what the sentence before says of it.
-    own = {q.kind for q in row.quantities} if "same" in row.text else timed
-    goes_on = len(last) == 2 or (len(last) == 3 and ("same" in row.text or _HENCEFORTH.match(row.text)))
+    same = re.search(r"\bsame\b|\b(?:[Ii]t|[Ww]e|[Oo]urs) (?:takes?|took|needs?|needed)\b", row.text)
+    own = {q.kind for q in row.quantities} if same else timed
+    goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
     before = [t for t in last if goes_on and t.kind not in own]
     near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some] + before
     # Of a log's times the one that is of the whole.
@@ -208,43 +206,31 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
 
 
 _ONE = re.compile(
-    r"(?i)(?:per|each|every|a)[ -](?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)|"
-    r"\beach \w+ing\b"
-)
-_CALLS = re.compile(r"(\d[\d,]*) (?:times|calls|launches|invocations|iterations|runs|kernels|steps|layers)\b")
-_MEAN, _ALL = (
-    re.compile(r"(?i)\bav(?:era)?g\b|\baverage|\bmean\b|\beach\b"),
-    re.compile(r"(?i)\btotal|altogether|in all\b"),
+    r"(?i)(?:per|each|every|a)[ -](?:gpu|[AHBL]\d{2,3}S?|user|request|stream|sequence|client|session|slot)\b|"
+    r"/(?:gpu|user|req)|\beach \w+ing\b"
 )
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
 )
-_SO = re.compile(r"(?i)i\.e|that is|hence|giv|deliver|reach|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
+_SO = re.compile(r"(?i)i\.e|\bmean|that is|hence|giv|deliver|reach|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
 
 
 def each(report: Report) -> Iterator[Finding]:
     """A figure of one GPU or user beside that of all, and one in two units: it asks where no count lies between."""
     for row in (r for r in report.rows if r.kind == "line"):
         works = ("flop", "flop/item", "rate") if "MAC" in row.text else ("flop",)
-        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), ("time",), works):
+        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), works):
             held = [q for q in row.of(*kinds) if q.exact and q.value.mid and not on_sheet(row, q)]
             held = held[:2] if len(kinds) > 1 else held
             if len(held) != 2 or abs(held[1].start - held[0].end) > 60:
                 continue
-            words, calls = [f"{q.label[-24:]}|{q.after[:16]}" for q in held], kinds == ("time",)
-            said = [
-                q.per_device or bool((_MEAN if calls else _ONE).search(w)) for q, w in zip(held, words, strict=True)
-            ]
+            said = [q.per_device or bool(_ONE.search(f"{q.label[-24:]}|{q.after[:16]}")) for q in held]
             one, whole = (held[0], held[1]) if said[0] else (held[1], held[0])
             between, n = row.text[held[0].end : held[1].start], whole.plain / one.plain
-            twice = len({re.sub(r"[\d., ]", "", q.text) for q in held}) > 1 and not any(said) and not calls
+            twice = len({re.sub(r"[\d., ]", "", q.text) for q in held}) > 1 and not any(said)
             twice = twice and bool(_EQUALS.search(between.split(",")[-1] if kinds == works else between))
             counts = (1.0, 1.0737, 1 / 1.0737) if twice else multiples(row)
-            if calls:
-                all_said = [bool(_ALL.search(w)) for w in words]
-                counts = tuple(float(m.replace(",", "")) for m in _CALLS.findall(row.text))
-                said = said if len(counts) == sum(said) == sum(all_said) == 1 and said != all_said else [True, True]
-            hence = (calls or (_SO.search(between) and len(counts) > 1)) and sum(said) == 1 and kinds != works
+            hence = _SO.search(between) and sum(said) == 1 and len(counts) > 1 and kinds != works
             if (twice or hence) and not any(n.meets(m, 0.03) for m in counts):
                 macs = "MAC" in held[0].text  # two FLOPs each
                 message = f"{whole.text} is {n.mid:.4g} times {one.text}{'' if macs else ': of how many is it?'}"

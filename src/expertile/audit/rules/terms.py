@@ -42,7 +42,7 @@ _NOT_ALL = (
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
     r"pipelined"
 )
-_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each"
+_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each(?! (?:stream|user|request|client))"
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)

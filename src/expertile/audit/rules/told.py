@@ -26,7 +26,7 @@ _FROM = re.compile(
 )
 _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
-    r"sav|\b(?:down|up)\b(?! to)|beat|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
+    r"sav|\b(?:down|up)\b(?! to)|beat|buys|yields|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
@@ -101,10 +101,11 @@ def _scaling(row: Row) -> Iterator[Finding]:
     times = ends[1] / ends[0] if len(ends) == 2 else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
-    for kind in TYPED if times > 1 and len(shares) == 1 else ():
-        own = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
-        held = own or [q for r in scaled for q in r.of(kind) if q.exact and _mid(q)]
+    for kind in ("ratio", *TYPED) if times > 1 and len(shares) == 1 else ():
+        own = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if q.exact and _mid(q)]
+        held = own or [q for r in scaled for q in r.of(kind) if q.exact and _mid(q) and kind != "ratio"]
         gain = max(map(_mid, held)) / min(map(_mid, held)) if len(held) == 2 else 0.0
+        gain = _mid(held[0]) if kind == "ratio" and len(held) == 1 else gain
         if gain and not shares[0].value.meets(gain / times, 0.03):
             message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
             verdict = INCONSISTENT if m and held[0] in row.quantities else QUESTION
@@ -158,8 +159,6 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) == 1 else None
         if before and not before.of("ratio", "percent") and not _PARTIAL.search(row.text):
             lent = [x for x in _compared(before) if not own or x.kind == own[0].kind]
-            if len(lent) == 1 and not own and before.before:  # "Before: 23 ms. After: 15 ms."
-                lent += [x for x in _compared(before.before) if x.kind == lent[0].kind]
             more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
             own += lent if len(lent) + len(own) == 2 or more else []
         sure = bool(two) and _only(row, q, two[0], two[1])
@@ -168,7 +167,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         several = [of for of in kinds if 2 <= len(of) <= 4]
         # "dropped by 60 %" is a change; "to 60 % of it" is a share.
         close = not sure or _LESS.search(head[-16:] + tail[:12])
-        by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
+        said_of = re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]  # not of the ratio before
+        by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(said_of[-24 * (len(said) > 1) :] + tail[:12])
         change = "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
         # Throughput that "rose by 33 %" did not fall by it.
         if (
@@ -183,7 +183,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
         beside = len(row.quantities) == 2 if before else len(row.quantities) > 2 and len(row.quantities) % 2
-        gain = gain or (head.endswith("(") and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
+        gain = gain or (re.search(r"\([^()]*$", head) and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
         either = ([*of, *(x for x in limits if x.kind == of[0].kind)] for of in several)
