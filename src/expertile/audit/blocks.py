@@ -101,7 +101,9 @@ _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line
 
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
     for mark in (",", ";", "\t", "&"):
-        header = re.split(rf"\s*{mark}(?![^()]*\))\s*", _END.sub("", lines[i].text.lstrip("# ")).strip())
+        text = _END.sub("", lines[i].text.lstrip("# "))
+        parts = re.split(rf"{mark}(?![^()]*\))", text) if len(text) < 999 else text.split(mark)  # not within brackets
+        header = [c.strip() for c in parts]
         # Where the marks leave no doubt, a heading may name a part and its figures.
         names = [re.sub(r"\(.*?\)", "", h) for h in header] if mark == "&" else header
         if len(header) < (2 if mark == "&" else 3) or not _header_ok(names) or max(map(len, header)) > 40:

@@ -232,6 +232,7 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
+        self.sparse = bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))  # whether it is spoken of
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [_block_facts(block) for block in self.blocks]
 
@@ -292,11 +293,6 @@ class Report:
                     self.rows.append(Row("record", held[0].line, "\n".join(r.text for r in held), figures, index))
             if key:
                 record[key[1].lower()] = row
-
-    @cached_property
-    def sparse(self) -> bool:
-        """Whether sparsity is spoken of."""
-        return bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))
 
     def after(self, grid: Grid) -> list[Row]:
         """The line below lines alike, its figures in their columns where it has as many of each kind."""

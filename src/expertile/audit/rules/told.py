@@ -183,7 +183,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
         beside = len(row.quantities) == 2 if before else len(row.quantities) > 2 and len(row.quantities) % 2
-        gain = gain or (re.search(r"\([^()]*$", head) and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
+        gain = gain or (re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
         either = ([*of, *(x for x in limits if x.kind == of[0].kind)] for of in several)

@@ -18,7 +18,9 @@ _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_CALLS = re.compile(r"(\d[\d,]*) (?:times|calls|launches|invocations|iterations|runs|kernels|steps|layers)\b")
+_CALLS = re.compile(
+    r"(?<![\d,.])(\d[\d,]{0,9}) (?:times|calls|launches|invocations|iterations|runs|kernels|steps|layers)\b"
+)
 _REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
 _OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
 _ADDS = ("time", "bytes", "percent")
@@ -103,9 +105,10 @@ def _listed(row: Row) -> Iterator[Finding]:
     shares = row.of("percent")
     if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
         yield from _whole(shares, 1.025, 0.975)
-    calls, times = _CALLS.findall(row.text), row.of("time")
+    times = row.of("time")
     means, sums = ([q for q in times if form.search(q.label[-24:])] for form in (MEAN, _TOTAL))
-    if len(calls) == len(means) == len(sums) == 1 and means != sums and len(times) == 2:
+    calls = _CALLS.findall(row.text) if len(times) == 2 and means != sums else ()
+    if len(calls) == len(means) == len(sums) == 1:
         made = means[0].value * float(calls[0].replace(",", ""))
         if not made.meets(sums[0].value, 0.03):
             message = f"{calls[0]} × {means[0].text} is {si(made.mid, 's')}, not {sums[0].text}: are they of one run?"
