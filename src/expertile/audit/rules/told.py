@@ -105,7 +105,7 @@ def _scaling(row: Row) -> Iterator[Finding]:
         own = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if q.exact and _mid(q)]
         held = own or [q for r in scaled for q in r.of(kind) if q.exact and _mid(q) and kind != "ratio"]
         gain = max(map(_mid, held)) / min(map(_mid, held)) if len(held) == 2 else 0.0
-        gain = _mid(held[0]) if kind == "ratio" and len(held) == 1 else gain
+        gain = (_mid(held[0]) if len(held) == 1 else 0.0) if kind == "ratio" else gain
         if gain and not shares[0].value.meets(gain / times, 0.03):
             message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
             verdict = INCONSISTENT if m and held[0] in row.quantities else QUESTION
@@ -171,18 +171,17 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(said_of[-24 * (len(said) > 1) :] + tail[:12])
         change = "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
         # Throughput that "rose by 33 %" did not fall by it.
-        if (
-            q.kind == "percent"
-            and _BY.search(head)
-            and re.search(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)", head[-24:])
-        ):
+        rose = re.search(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)", head[-24:]) and _BY.search(head)
+        if rose and q.kind == "percent":
             change = "gain" if all(x.kind in TYPED[1:5] for x in own) else change
         gain: object = (
             sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or by or re.match(",? from ", tail)
         )
         gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
-        beside = len(row.quantities) == 2 if before else len(row.quantities) > 2 and len(row.quantities) % 2
+        kinds_of = [x.kind for x in row.quantities]
+        listed = len({kinds_of[0], *kinds_of[1::2]}) == 1 and len({*kinds_of[2::2]} - {"ratio", "percent"}) == 0
+        beside = len(kinds_of) == 2 if before else len(kinds_of) % 2 and listed and q is not row.quantities[0]
         gain = gain or (re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
