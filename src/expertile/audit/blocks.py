@@ -48,7 +48,9 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = re.compile(r"[|│┃║]")
-_NUMERIC = re.compile(r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?$")
+_NUMERIC = re.compile(
+    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?(?: ?± ?[\d.]+)?$"
+)
 
 
 def is_numeric(cell: str) -> bool:
@@ -99,7 +101,9 @@ _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line
 
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
     for mark in (",", ";", "\t", "&"):
-        header = [c.strip() for c in _END.sub("", lines[i].text.lstrip("# ")).split(mark)]
+        text = _END.sub("", lines[i].text.lstrip("# "))
+        parts = re.split(rf"{mark}(?![^()]*\))", text) if len(text) < 999 else text.split(mark)  # not within brackets
+        header = [c.strip() for c in parts]
         # Where the marks leave no doubt, a heading may name a part and its figures.
         names = [re.sub(r"\(.*?\)", "", h) for h in header] if mark == "&" else header
         if len(header) < (2 if mark == "&" else 3) or not _header_ok(names) or max(map(len, header)) > 40:

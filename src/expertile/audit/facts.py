@@ -20,7 +20,8 @@ _NAMES = {
     "experts": r"(?i:(?:num|n|number of)?[ _]?experts|num_local_experts)|E",
     "topk": r"(?i:top[ _-]?k)",
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
-    "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|world[ _]size|tp|tensor[ _-]parallel)",
+    "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|world[ _]size|tp|"
+    r"tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|"
     r"(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
@@ -38,13 +39,20 @@ _KEYED = {
     )
     for name, form in _NAMES.items()
 }
+# "512 sequences × 4096 tokens", "64 prompts of 128 tokens"
+_EACH = [
+    rf"({_INT}) (?:sequences|prompts|requests|samples) ?(?:[x×*]|of) ?(?:{_INT}) tokens",
+    rf"(?:sequences|prompts|requests|samples) ?(?:[x×*]|of) ?({_INT}) tokens",
+]
 _COUNTED = {
-    "experts": re.compile(rf"(?P<v>{_INT})[ -](?i:experts)\b(?! ?=)"),
-    "heads": re.compile(rf"(?P<v>{_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
-    "batch": re.compile(rf"(?i:batch of )(?P<v>{_INT})|\b[bB][sS](?P<w>\d+)\b"),
-    "concurrency": re.compile(rf"(?i)(?P<v>{_INT}) (?:concurrent|parallel|simultaneous) \w+"),
+    "experts": re.compile(rf"({_INT})[ -](?i:experts)\b(?! ?=)"),
+    "heads": re.compile(rf"({_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
+    "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS](\d+)\b|{_EACH[0]}"),
+    "seq": re.compile(rf"{_EACH[1]}|({_INT}) (?:(?:output|generated|new|prompt|input) )?tokens each\b"),
+    "size": re.compile(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
+    "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
-        r"(?<![.,\d])\b(?P<v>\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
+        r"(?<![.,\d])\b(\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
         r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
     ),
@@ -53,15 +61,18 @@ _COUNTED = {
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|"
-    r"rank|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+    r"rank|tokens|matmul|gemm|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
 )
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
 )
 _TIMES = re.compile(
-    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?"
+    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?(?:B )?"
     r"\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
+)
+_SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
+    r"\b([MNKmnk])[\Wx]{1,3}([MNKmnk])[\Wx]{1,3}([MNKmnk])\W{1,5}(\d{2,6})[\Wx]{1,3}(\d{2,6})[\Wx]{1,3}(\d{2,6})(?!\d)"
 )
 _NODES = re.compile(r"(?i)\b(\d{1,4}) (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having) (\d{1,2})\b")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
@@ -126,7 +137,10 @@ class Facts:
 
 DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
 DIGITS |= {"eighteen": "18"}
-_SPELLED = re.compile(rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))")
+_SPELLED = re.compile(
+    rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))|"
+    rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"
+)
 
 
 def _int(text: str) -> float:
@@ -134,22 +148,31 @@ def _int(text: str) -> float:
     return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
 
 
+_BARE = re.compile(
+    r"(?i)\b(the|my|an?|our|your|one|single|dual|this) ([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
+)  # "my 3090"
 _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(_PLURAL.sub(r"\1", text))}
-    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()], text)
+    stated: dict[str, list[Any]] = {
+        "formats": _formats(text),
+        "devices": find_in_text(_BARE.sub(r"\1 RTX \2", _PLURAL.sub(r"\1", text))),
+    }
+    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
     if any(c.isdigit() for c in text):
+        for m in _SHAPE.finditer(text):
+            for name, side in zip(m.groups()[:3], m.groups()[3:], strict=True):
+                stated.setdefault(name.lower(), []).append(float(side))
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):
                 stated.setdefault(name, []).append(_int(m["v"]))
         worded = bool(_WORDED.search(text))
         for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
             for name, pattern in forms.items() if may_be else ():
-                values = (_int(m["v"] or m.groupdict().get("w") or "0") for m in pattern.finditer(text))
+                values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
         stated.setdefault("gpus", []).append(_int(m[1]) * _int(m[2]))

@@ -43,7 +43,7 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
-    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|"
@@ -99,7 +99,7 @@ _HYPHENED = re.compile(r"(?:hour|minute|second|day)(?= \w)")  # "a 6-hour run"
 
 
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
-    gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) |\()?").match(text, at)
+    gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) (?:(?:INT|FP|BF|TF)\d+ )?|\()?").match(text, at)
     for start in dict.fromkeys((at, gap.end() if gap else at)):
         whole = _HYPHENED.match(text, start)
         if start < len(text) and (start == at or text[start - 1] != "-" or text[start] in "xX" or whole):
@@ -127,14 +127,17 @@ _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*"
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
-_LIST = re.compile(rf"(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} and |(?:{NUMBER} ?/ ?){{2,}})$")
+_LIST = re.compile(
+    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus) |"
+    rf"(?:{NUMBER} ?/ ?){{2,}})$"
+)
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
 
 
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million)))[ -](?P<million>million |1?[MK] |"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
     r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
     r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
@@ -173,9 +176,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             key = None if cell else _TRAILING_KEY.search(before)
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
-        named, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
-        named = named or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
-        own = _price(text, m.end()) if priced and not (named and named.kind.startswith("$/")) else own
+        by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
+        own = _price(text, m.end()) if priced and not (by_key and by_key.kind.startswith("$/")) else own
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
@@ -185,11 +188,15 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue
-        if own is None and (named is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
+        if own is None and (by_key is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
-        of, end = own or (named or NO_UNIT, m.end())
-        if named not in (None, NO_UNIT) and of.kind == "params" and (first or named.kind in ("rate", "tokens")):
-            of = replace(named, low=of.low, high=of.high)
+        of, end = own or (by_key or NO_UNIT, m.end())
+        if (
+            by_key not in (None, NO_UNIT)
+            and of.kind == "params"
+            and (first or by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s"))
+        ):
+            of = replace(by_key, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
@@ -220,9 +227,12 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
                 start = m.start() - len(text[listed.start() : m.start()]) + one.start() if listed else 0
                 parts = (after, -1, sure, of.per_device, start, start + len(one[0]), of.noun)
                 found.append(Quantity(of.kind, each, f"{one[0]} {text[m.end() : end].strip()}", label, line, *parts))
+        last = found[-1] if found else None  # "14 min 20 s"
+        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and value.hi < last.value.mid / 2:
+            value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
-        found.append(q)
+        found.append(named(q) if name else q)
     return found
 
 

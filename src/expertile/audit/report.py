@@ -83,7 +83,9 @@ class Row:
         if at and lines[at - 1].block == self.block:
             return lines[at - 1]
         listed = [q for r in lines if r.block == self.block - 1 for q in r.quantities]
-        return self.of_these(listed) if listed and self.report.blocks[self.block - 1].kind == "list" else None
+        hence = len(listed) == 2 and re.match(r"\W*(?:So|Thus|Hence|That|This|Therefore)\b", self.text)
+        of_it = hence or self.report.blocks[self.block - 1].kind == "list"
+        return self.of_these(listed) if listed and of_it else None
 
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""
@@ -202,10 +204,10 @@ _MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
-    r"all)\b"
+    r"all(?!-))\b"
 )
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
-_STOP = re.compile(r"[a-z%)]\. [A-Z][a-z]+ ")
+_STOP = re.compile(r"[\w%)]{2}\. [A-Z][a-z]+ ")
 
 
 class Report:
@@ -230,6 +232,7 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
+        self.sparse = bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))  # whether it is spoken of
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [_block_facts(block) for block in self.blocks]
 
@@ -290,11 +293,6 @@ class Report:
                     self.rows.append(Row("record", held[0].line, "\n".join(r.text for r in held), figures, index))
             if key:
                 record[key[1].lower()] = row
-
-    @cached_property
-    def sparse(self) -> bool:
-        """Whether sparsity is spoken of."""
-        return bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))
 
     def after(self, grid: Grid) -> list[Row]:
         """The line below lines alike, its figures in their columns where it has as many of each kind."""

@@ -192,7 +192,7 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
 _STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
-_GBS = re.compile(r"(?i)(?:(?<=bandwidth[ _])|(?<=bw[ _]))([kmgt]i?b)s\b")
+_GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
     r"(?i)(?:^|[ _])\W*(?:(?:total|training|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
@@ -222,6 +222,8 @@ def unit_of_name(name: str) -> Unit | None:
     if _MONEY.search(spaced) and (per := _MONEY_PER.search(spaced)):  # "usd_per_million_output_tokens", "$/1M tokens"
         found = match_unit("USD per " + re.sub(r"(?i)\b(?:usd|eur|dollars?)\b", "", per[1]).strip())
         return found[0] if found and found[0].kind != "money" else None
+    if re.fullmatch(r"(?i)(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)", spaced):
+        return match_unit("s")[0]  # type: ignore[index]
     if re.match(r"(?i)\W*(?:%|percent|pct) of\b", spaced):
         return match_unit("%")[0]  # type: ignore[index]
     if _OF_ONE.search(spaced):

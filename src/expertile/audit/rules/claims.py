@@ -26,7 +26,9 @@ _NOT_BITS = re.compile(
 )
 _NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
 _IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
-_OBJECT = re.compile(r"cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch")
+_OBJECT = re.compile(
+    r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
+)
 _MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
@@ -37,7 +39,8 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names."""
-    counted = [int(b) for b in re.findall(r"(?i)\b([1-68]|16|32|64)[ -]?bits?\b", text)]
+    forms = re.findall(r"(?i)\b(?:([1-68]|16|32|64)[ -]?bits?|(?:u?int|q|nf)([1-68]))\b", text)
+    counted = [int(a or b) for a, b in forms]
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 
 
@@ -146,14 +149,15 @@ def equal_work(report: Report) -> Iterator[Finding]:
             yield Finding(INCONSISTENT, "equal work", row.line, said[0], message, tuple(line for line, _ in shapes))
 
 
-_QUICKER = re.compile(r"(?i)speed-?\s?up|faster|quicker|as fast")
+_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
 _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
-_PAUSE = re.compile(
-    r"(?:[,;.]| against| vs\.?| versus| and| while| whereas| than|\n)\s(?!.*(?:[,;.]| against| vs|\n)\s)", re.DOTALL
-)
+_PAUSES = [
+    re.compile(rf"(?:{mark})\s(?!.*(?:{mark})\s)", re.DOTALL)
+    for mark in ("[;.\n]| against| vs\\.?| versus| while| whereas| than", ",| and")
+]
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements")
 
 
@@ -167,7 +171,7 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         if len(times) != 2 or _MEANT.search(text):
             continue
         (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
-        at = pause.end() if (pause := _PAUSE.search(text, a.end, b.start)) else a.end
+        at = next((pause.end() for form in _PAUSES if (pause := form.search(text, a.end, b.start))), a.end)
         yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
     for grid in report.grids:
         cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]

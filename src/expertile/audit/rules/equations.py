@@ -102,7 +102,7 @@ def _open(a: _Side, b: _Side, priced: bool) -> bool:
     ("64×64×32 = 6.1 TF") or a matrix of some format; compares units; or has MB that are not spelled out."""
     things = any((match_unit(unit) is None and unit not in ("GPU", "GPUs")) or unit == "B" for unit in a.units)
     tile = re.fullmatch(r"\d+(?:[x×]\d+){1,2}", a.text) and b.units
-    unsaid = not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text)
+    unsaid = not a.units and b.units and "+" in a.text and re.search("[×*x/]", a.text.rpartition(")")[0] or a.text)
     return bool(things or tile or unsaid or (len(a.units) > 1 and b.units <= {"x", "X"} and not priced))
 
 

@@ -61,7 +61,8 @@ def own_words(row: Row, q: Quantity) -> str:
 
 
 def is_limit(own: str) -> bool:
-    return bool(_LIMIT.search(own)) and not MEASURED.search(own)
+    # "1.73 TB/s of 2.04 TB/s"
+    return bool(_LIMIT.search(own)) and not (MEASURED.search(own) or own.endswith(" of "))
 
 
 def on_sheet(row: Row, q: Quantity) -> bool:

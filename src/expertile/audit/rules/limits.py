@@ -11,7 +11,7 @@ from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import fastest, formats_of, gpu_counts, memory_of, on_sheet, peaks_of
 from expertile.audit.rules.terms import parameters, terms, trained_work, weights
 from expertile.audit.rules.work import Term, largest_run
-from expertile.device import DTYPES, SPARSE_SHEET, generous_peak
+from expertile.device import DTYPES, generous_peak
 
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
@@ -24,6 +24,7 @@ _CACHED = re.compile(
     r"h->d|p2p|tile|sram|on-chip|movement|bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
+_BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 _SHARE = re.compile(
@@ -114,7 +115,7 @@ def _bandwidth(row: Row, q: Quantity, count: float) -> Iterator[Finding]:
     # So many bytes fit in no cache.
     moved = row.of("bytes") or row.report.bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
-    other = not said and _CACHED.search(f"{text} {row.headings}")
+    other = not said and _CACHED.search(_BOARD.sub("", f"{text} {row.headings}"))
     slack = 1.1 if "GeForce" in device.name else 1.04
     if q.value.lo <= most * slack or (other and not (big and other[0] == "effective")):
         return
@@ -195,7 +196,7 @@ _NO_DECODE = re.compile(r"(?i)prefill|prompt (?:proc|eval|tok|read)|input|train|
 def _generated(row: Row) -> Iterator[Demand]:
     """2·N FLOPs for each token, and every weight once for each token of a single stream."""
     q, tokens, time, count = row.only("tokens_per_s"), row.only("tokens"), row.only("time"), max(gpu_counts(row))
-    if q is None and tokens and time and "prefill" in row.text.lower():
+    if q is None and tokens and time and re.search(r"(?i)prefill|prompt (?:proc|eval)", row.text):
         rate, text, slack = tokens.value / time.value, f"{tokens.text} in {time.text}", 1.06
     else:
         rate, text, slack = (q.value, q.text, 1.25) if q else (exact(0.0), "", 0.0)
@@ -225,6 +226,9 @@ def mfu(report: Report) -> Iterator[Finding]:
     Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6."""
     for row in (r for r in report.all_rows if r.of("percent")):
         shares = [q for q in row.of("percent") if _MFU.search(q.words) and q.exact and q.value.mid]
+        shares = shares or [
+            p for p in (row.only("percent"),) if p and row.kind == "line" and _MFU.search(row.text.lower())
+        ]
         p, q = shares[0] if len(shares) == 1 else None, row.only("tokens_per_s")
         if p and not q and row.kind == "line":  # the one rate of its paragraph
             near = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
@@ -243,7 +247,7 @@ def mfu(report: Report) -> Iterator[Finding]:
         most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
         # Whoever only reads tokens spends 2·N, of a dense peak.
         read = [n * q.value.mid / (x * g) for x, way in peaks for g in counts if way.__name__ == "peak"]
-        read = [] if re.search(r"(?i)train|step|fine-?tun|fsdp", row.words) else read
+        read = [] if re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}") else read
         spent = [*((5.1 * e, most * e) for e in each), *((1.7 * e, 5.1 * e) for e in read)]
         if each and not any(low <= p.value.hi and p.value.lo <= high for low, high in spent):
             best = min((6 * e for e in each), key=lambda x: abs(x - p.value.mid))
@@ -277,14 +281,14 @@ def shares(report: Report) -> Iterator[Finding]:
             q
             for row, q, first in figures
             if _PEAK.search(f"{q.words} {first}") or on_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
-            if not q.after.startswith("out of")
+            if not re.match(r"\W*(?:out )?of \d", row.text[q.end :])  # "1.7 TB/s of 2.0 TB/s"
         ]
         for row in (r for r in report.all_rows if r.of("percent") and not r.of(unlike)):
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
-    told = re.compile(rf"{_SHARE.pattern}|efficien") if here else _SHARE
+    told = re.compile(rf"{_SHARE.pattern}|efficien|\bof (?:that|it)\b") if here else _SHARE
     said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
     said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
     found = [(q, q.plain) for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
@@ -295,7 +299,7 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
-    formats = formats_of(q, row)
+    formats = formats_of(q, row) or row.stated("formats")
     known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
     known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
@@ -326,10 +330,10 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
             if not formats or not told or (report.sparse and ("dense" not in q.words or re.search("spars|2:4", part))):
                 continue
             device = row.devices[0]
-            hopper = device.capability == (9, 0) and device.sm_count == 132
-            sparse = max((SPARSE_SHEET.get(f) if hopper else device.sparse_peak(f)) or 0.0 for f in formats)
-            dense = [x for f in formats for x in (device.peak(f), generous_peak(device, f)) if x]
-            if sparse and q.value.meets(sparse, 0.015) and not any(q.value.meets(d, 0.015) for d in dense):
+            # Data sheets state them at a clock below the highest that the part boosts to.
+            dense = max(generous_peak(device, f) or 0.0 for f in formats)
+            sparse = max(device.sparse_peak(f) or 0.0 for f in formats)
+            if dense < 0.6 * sparse and 0.9 * sparse < q.value.mid < 1.015 * sparse:
                 sure = "dense" in row.text.lower()
                 message = f"{q.text} is {device.name}'s {'/'.join(formats)} peak with 2:4 sparsity"
                 message += "" if sure else ": is half of it meant?"

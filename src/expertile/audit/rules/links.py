@@ -65,7 +65,9 @@ def _part(text: str) -> str:
 
 
 def _ways(text: str) -> int:
-    return 2 if _BOTH_WAYS.search(text) else 1 if _ONE_WAY.search(text) else 0
+    """1 or 2 directions, as the last of its words for them says; else 0."""
+    said = ((m.start(), ways) for ways, form in ((1, _ONE_WAY), (2, _BOTH_WAYS)) for m in form.finditer(text))
+    return max(said, default=(0, 0))[1]
 
 
 def _part_of(row: Row, q: Quantity, own: str) -> str:
@@ -146,8 +148,14 @@ def _above(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Fi
         beside = (limit.q,) if limit.q else ()
         ask = "" if sure else ": is it of the same part?"
         yield finding(verdict, "link" if link else "limit", message + ask, q, *beside)
-    p = row.only("percent") if not limit.q and q.value.lo < 3 * most and len(row.of("bandwidth")) == 1 else None
-    if p and _SHARE.search(p.words) and not any((q.value / p.value).meets(most * x, 0.06) for x in (1, 2, 0.5)):
+    p = row.only("percent") if q.value.lo < 3 * most and len(row.of("bandwidth")) == 1 else None
+    # "45 % of the one-way limit" leaves no other open.
+    ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
+    if (
+        p
+        and _SHARE.search(p.words)
+        and not any((q.value / p.value).meets(s.value * x, 0.06) for s in held for x in ends)
+    ):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 

@@ -94,7 +94,7 @@ def printed_as(q: Quantity, x: Interval, change: str = "") -> list[Interval]:
         return [gain if q.text[0] == "+" else loss]
     if q.kind in ("ratio", "number"):
         return [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
-    return {"": [x, gain, loss], "change": [gain, loss], "loss": [loss]}[change]
+    return {"": [x, gain, loss], "change": [gain, loss], "loss": [loss], "gain": [gain]}[change]
 
 
 def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[Source]:
@@ -165,7 +165,7 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
     """A column's value in the row that others may be compared with, or all of it."""
     rows, body = grid.rows, [r for r, row in enumerate(grid.rows) if not row.summary]
     blank = [r for r in body if grid.column(target)[r] is None and rows[r].own]
-    part = re.search(r"(?i)share|fraction|%|pct|percent", grid.header[target])
+    part = re.search(r"(?i)share|fraction|%|pct|percent|^\W*$", grid.header[target])
     if part and len(body) == len(rows) > 2 and all(r in s.values for r in body):
         total = sum((s.values[r] for r in body[1:]), s.values[body[0]])
         yield Source("the sum", s.kind, dict.fromkeys(body, total), dict.fromkeys(body, "the sum")), False
@@ -255,11 +255,13 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
     for s in typed:
         header = f"{s.name} {grid.header[target]}"
         each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", header)
-        makes = (s.kind != kind or (kind in _RUN and each)) and _loose(kind) and not re.search(NO_RUN, s.name)
-        for sign in (1, -1) if makes and ("*" in kind or derived((kind, s.kind)) == kind) else ():
+        # The mean of so many calls is their total over the calls.
+        calls = bool(kind == "time" and _AVERAGE.search(grid.header[target]) and _SUM.search(s.name))
+        may = _loose(kind) and not re.search(NO_RUN, s.name) and (s.kind != kind or (kind in _RUN and each) or calls)
+        for sign in (1, -1) if may and ("*" in kind or derived((kind, s.kind)) == kind) else ():
             # Tokens and requests are counts too: tokens/s are sequences at once over the time of a token.
             if _loose(kind) == _loose(product("ratio", s.kind, sign)):
-                rule = "throughput" if "item" in kind else "tokens/s"
+                rule = "product" if calls else "throughput" if "item" in kind else "tokens/s"
                 some = {n: c for n, c in counts.items() if n or (sign < 0 and kind != s.kind)}
                 yield from _usual(rule, targets, _times(s, None, sign), some, (1.0,), beside)
         if s.column >= 0:
@@ -308,7 +310,8 @@ def _usual(
         found = odd_ones([targets[r].plain / expected[r] for r in rows], usual, 2 * FIT)
         if found and (found[0] in usual or work):
             also = () if e.column == -2 and found[0] == 1.0 else tuple(f / found[0] for f in usual)
-            text = {r: f"{e.text[r]}{f' × {count[r]:.4g}' if name else ''}" for r in rows}
+            by = {r: f" × {n:.4g}" if n >= 1 else f" ÷ {1 / n:.4g}" for r, n in count.items() if n and name}
+            text = {r: e.text[r] + by.get(r, "") for r in rows}
             forms = {r: [v * found[0]] for r, v in expected.items()}
             yield Made(e.name + name, rule, forms, text, e.lines, also, beside)
 
@@ -325,7 +328,7 @@ def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, cou
     exactly = named and s.column < target and (s.kind == kind or not {kind, s.kind} <= _APART)
     exactly = exactly and {kind, s.kind} not in ({"rate", "bandwidth"}, {"time"})
     sized = [n for n in counts if "÷" not in n] if work else [""]
-    for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 3 else ()):
+    for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 2 else ()):
         values = {r: v * counts[name][r] for r, v in _times(s, None, sign).values.items() if r in targets}
         factors = {r: targets[r].plain / values[r] for r in rows}
         middle = sorted(factors.values(), key=lambda f: f.mid)[len(rows) // 2].mid
@@ -333,6 +336,8 @@ def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, cou
         span = [values[r].mid for r in agree or rows]
         tight = len(agree) == len(rows) - 1 and max(span) > 1.2 * min(span)
         alike = len(agree) == len(rows) - 1 and work and sign < 0
+        if len(rows) == 3 and not (alike and all(f.width < 0.05 for f in factors.values())):
+            continue
         loose = work and (sign < 0) == (s.kind in ("time", "s_per_item"))
         if not loose and not (exactly and tight and not name):
             continue

@@ -15,13 +15,11 @@ from expertile.audit.rules.work import Term
 from expertile.audit.units import UNTYPED, product
 
 Held = tuple[list[Term], ...]
-_MOVED = re.compile(
-    r"(?i)transfer|data|\bmove|copied|cop(?:y|ies)|traffic|\bread|writ|message|payload|memcpy|h2d|d2h|shard|load"
-)
 _ONE_WAY = re.compile(
     r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
     r"\b(?:read|load)(?:s|ing)?\b"
 )
+_BOTH_WAYS = re.compile(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
 _HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
 _HENCE = re.compile(r"(?i)\b(?:i\.e\.|that is|which is)|=|→|batch of [\d,]+ in ")
 
@@ -42,7 +40,7 @@ def _sure(row: Row, law: Law, by: dict[str, Term]) -> bool:
     if len(figures) < 3 or not first or re.search(NO_RUN, first.words):
         return False
     written = max(f.start for f in figures) == first.start and WRITTEN.search(row.text[: first.start])
-    return bool(_ONE_WAY.search(row.text) or _MOVED.search(row.text) or written)
+    return bool(_ONE_WAY.search(row.text) or written)
 
 
 def rows(report: Report) -> Iterator[Finding]:
@@ -100,7 +98,11 @@ def _around(row: Row) -> list[Term]:
     timed = {"time", "s_per_item", "s_per_token"}
     timed = timed if any(q.kind in timed for q in row.quantities) else set()
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
-    before = [t for t in last if len(last) == 2 and t.kind not in timed]
+    # "… for the same array" lends what the sentence before says of it.
+    same = re.search(r"\bsame\b|\b(?:[Ii]t|[Ww]e|[Oo]urs) (?:takes?|took|needs?|needed)\b", row.text)
+    own = {q.kind for q in row.quantities} if same else timed
+    goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
+    before = [t for t in last if goes_on and t.kind not in own]
     near = [t for some in held if kind == "code" or len({t.kind for t in some}) == 1 for t in some] + before
     # Of a log's times the one that is of the whole.
     times = [t for t in near if t.kind == "time"]
@@ -142,7 +144,8 @@ def _check(row: Row, held: Held, lent: bool) -> Iterator[Finding]:
     made = derived(tuple(some[0].kind for some in held))
     at = next(i for i, some in enumerate(held) if some[0].kind == made)
     written = any(t.figure and WRITTEN.search(row.text[: t.figure.start]) for t in held[at][:1])
-    also = GIB if law.rule == "bandwidth" and (_ONE_WAY.search(row.text) or written) else law.also
+    one_way = _ONE_WAY.search(row.text) and not _BOTH_WAYS.search(row.text)
+    also = GIB if law.rule == "bandwidth" and (one_way or written) else law.also
     factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
     if lent and made == "rate" and law.rule == "product" and held[at][0].text.endswith("FLOPs"):
         return  # of one item
@@ -203,13 +206,13 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
 
 
 _ONE = re.compile(
-    r"(?i)(?:per|each|every|a)[ -](?:gpu|user|request|stream|sequence|client|session|slot)|/(?:gpu|user|req)|"
-    r"\beach \w+ing\b"
+    r"(?i)(?:per|each|every|a)[ -](?:gpu|[AHBL]\d{2,3}S?|user|request|stream|sequence|client|session|slot)\b|"
+    r"/(?:gpu|user|req)|\beach \w+ing\b"
 )
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
 )
-_SO = re.compile(r"(?i)i\.e|that is|hence|giv|deliver|reach|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
+_SO = re.compile(r"(?i)i\.e|\bmean|that is|hence|giv|deliver|reach|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→")
 
 
 def each(report: Report) -> Iterator[Finding]:

@@ -27,10 +27,11 @@ def columns(report: Report) -> Iterator[Finding]:
                 continue
             kind, change = kinds.pop(), all(q.text[0] in "+-−" for q in cells)
             if kind in ("ratio", "percent"):
-                drawn = grid.drawn or ((kind == "ratio" or change) and len(grid.header) < 4)
+                whole = kind == "percent" and not (grid.drawn or name.strip())  # lines of parts and their shares
+                drawn = grid.drawn or ((kind == "ratio" or change) and len(grid.header) < 4) or whole
                 own = {*_WORD.findall(name.lower())}
                 of = own and sum(own <= {*_WORD.findall(h.lower())} for h in grid.header) > 1  # "Self CUDA %"
-                named = RATIO.search(name) or _PART.search(name) or name.strip() == "%"
+                named = RATIO.search(name) or _PART.search(name) or name.strip() == "%" or whole
                 if not drawn or not (named or change or of or kind == "ratio") or _NO_QUOTIENT.search(name):
                     continue
             if kind not in ("number", "other"):
@@ -55,6 +56,13 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     made += shares(grid, index, targets, sources) if kind == "percent" else []
     # A log's changes may be from the best line so far.
     made = [m for m in made if grid.drawn or kind != "percent" or "row before" not in m.name]
+    if not (grid.drawn or grid.header[index].strip()):
+        totals = (
+            "of the sum",
+            "of the total",
+            *(f"of line {row.line}" for r, row in enumerate(grid.rows) if cells[r] is None),
+        )
+        made = [m for m in made if kind != "percent" or m.name.endswith(totals)]
     scored = [(n, m) for m in made if (n := m.score(targets, telling))]
     if any(s > 2 and not m.free for s, m in scored):
         scored = [(s, m) for s, m in scored if not m.free]

@@ -39,9 +39,10 @@ NO_RUN = (
 # Times of a part of the run, and figures of several requests.
 _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|pipeline"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
+    r"pipelined"
 )
-_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each"
+_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each(?! (?:stream|user|request|client))"
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
@@ -91,7 +92,8 @@ def derived(kinds: tuple[str, ...]) -> str:
 def multiples(row: Row) -> tuple[float, ...]:
     """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
     of, names = row.report.everything.of, ("batch", "gpus", "accum", "concurrency")
-    named = [*dict.fromkeys(n for name in names for n in (*of(name), row.own.get(name, 1)))]
+    named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
+    named = named if len(named) < 9 else [*dict.fromkeys(named)]
     several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
     beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
     counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
@@ -111,7 +113,10 @@ def terms(row: Row) -> tuple[Term, ...]:
     """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
     held = [q for q in row.quantities if q.kind == "bytes" and re.search(_HELD, q.label.lower())]
     held = [q for q in held if not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")]  # in memory, not moved
+    if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
+        held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
+    typed = [q for q in typed if not (q.kind.endswith("_per_s") and q.after.startswith("peak"))]
     found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]

@@ -26,7 +26,7 @@ _FROM = re.compile(
 )
 _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
-    r"sav|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
+    r"sav|\b(?:down|up)\b(?! to)|beat|buys|yields|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
 )
 _OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
@@ -34,7 +34,7 @@ _SIZE = re.compile(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
 _OTHER = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
-_LESS = re.compile(r"(?i)drop|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell")
+_LESS = re.compile(r"(?i)drop|\bdown\b|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell")
 _UNIT = re.compile(r"[\d., ]|[kKMGT](?=i?B)")
 _SHARE_OF = re.compile(
     r"(?i) of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
@@ -70,7 +70,8 @@ def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
     for whole in (*report.rows, *mixed):
-        said = [q for q in whole.of("ratio", "percent") if q.exact and q.value.mid and not _NOT_OF.search(q.words)]
+        said = [q for q in whole.of("ratio", "percent") if q.exact and q.value.mid]
+        said = [q for q in said if not _NOT_OF.search(q.words) or re.search(r"(?i)\b(?:saved|cut)\W*$", q.label)]
         if whole.kind != "line":
             yield from _of_record(whole, said)
         elif whole.of("ratio", "percent"):
@@ -93,16 +94,18 @@ _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])
 
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
-    m, counts = _SCALED.search(row.text), row.facts.of("gpus") or row.report.everything.of("gpus")
-    times = int(m[2]) / int(m[1]) if m else counts[0] if len(counts) == 1 else 0.0
-    shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     near = [r for r in row.report.lines_of_text if r.block == row.block and 0 <= row.line - r.line < 3]
-    ends = (float(m[1]), float(m[2])) if m else (1.0, times)
+    m, counts = _SCALED.search(row.text), {n for r in near for n in r.facts.of("gpus")}
+    ends = sorted(map(float, m.groups()) if m else counts or row.report.everything.of("gpus"))
+    ends = [1.0, *ends] if len(ends) == 1 else ends
+    times = ends[1] / ends[0] if len(ends) == 2 else 0.0
+    shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
-    for kind in TYPED if times > 1 and len(shares) == 1 else ():
-        own = [q for r in near for q in r.of(kind) if q.exact and _mid(q)]
-        held = own or [q for r in scaled for q in r.of(kind) if q.exact and _mid(q)]
+    for kind in ("ratio", *TYPED) if times > 1 and len(shares) == 1 else ():
+        own = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if q.exact and _mid(q)]
+        held = own or [q for r in scaled for q in r.of(kind) if q.exact and _mid(q) and kind != "ratio"]
         gain = max(map(_mid, held)) / min(map(_mid, held)) if len(held) == 2 else 0.0
+        gain = (_mid(held[0]) if len(held) == 1 else 0.0) if kind == "ratio" else gain
         if gain and not shares[0].value.meets(gain / times, 0.03):
             message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
             verdict = INCONSISTENT if m and held[0] in row.quantities else QUESTION
@@ -156,25 +159,35 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) == 1 else None
         if before and not before.of("ratio", "percent") and not _PARTIAL.search(row.text):
             lent = [x for x in _compared(before) if not own or x.kind == own[0].kind]
-            own += lent if len(lent) + len(own) == 2 else []
+            more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
+            own += lent if len(lent) + len(own) == 2 or more else []
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         kinds = [[x for x in own if x.kind == kind] for kind in dict.fromkeys(x.kind for x in own)]
         several = [of for of in kinds if 2 <= len(of) <= 4]
         # "dropped by 60 %" is a change; "to 60 % of it" is a share.
         close = not sure or _LESS.search(head[-16:] + tail[:12])
-        by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-24 * (len(said) > 1) :] + tail[:12])
+        said_of = re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]  # not of the ratio before
+        by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(said_of[-24 * (len(said) > 1) :] + tail[:12])
         change = "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
+        # Throughput that "rose by 33 %" did not fall by it.
+        rose = re.search(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)", head[-24:]) and _BY.search(head)
+        if rose and q.kind == "percent":
+            change = "gain" if all(x.kind in TYPED[1:5] for x in own) else change
         gain: object = (
             sure or _OUTCOME.search(_near(row, q, 32, 16)) or _AS_MANY.match(tail) or by or re.match(",? from ", tail)
         )
         gain = gain or (q.kind == "percent" and (re.search(r"(?i)of which [^.;]*$", head) or _SHARE_OF.match(tail)))
-        gain = gain or (head.endswith("(") and len(row.quantities) == 3 and q.kind == "ratio")
+        # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
+        kinds_of = [x.kind for x in row.quantities]
+        listed = len({kinds_of[0], *kinds_of[1::2]}) == 1 and len({*kinds_of[2::2]} - {"ratio", "percent"}) == 0
+        beside = len(kinds_of) == 2 if before else len(kinds_of) % 2 and listed and q is not row.quantities[0]
+        gain = gain or (re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−"))
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(after)
         limits = [x for x in row.of(*_COMPARED) if on_sheet(row, x) and x.end <= q.start]
         either = ([*of, *(x for x in limits if x.kind == of[0].kind)] for of in several)
         made = any(_either(q, a, b, change) for of in either for a, b in itertools.combinations(of, 2))
-        if re.search(r"(?i)\b(?:not|instead of|rather than)\b[^.;,]{0,24}$", head):
+        if re.search(r"(?i)\b(?:not|instead of|rather than)\b[^.;,\d]{0,24}$", head):
             continue
         m = re.search(r"than (?:the |an? )?([\w-]+)", tail[:40])
         known = m and any(m[1].lower() in f"{head} {x.label}".lower() for x in own)  # else it is another one

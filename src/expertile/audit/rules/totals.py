@@ -18,6 +18,9 @@ _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
+_CALLS = re.compile(
+    r"(?<![\d,.])(\d[\d,]{0,9}) (?:times|calls|launches|invocations|iterations|runs|kernels|steps|layers)\b"
+)
 _REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
 _OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
 _ADDS = ("time", "bytes", "percent")
@@ -102,12 +105,20 @@ def _listed(row: Row) -> Iterator[Finding]:
     shares = row.of("percent")
     if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
         yield from _whole(shares, 1.025, 0.975)
+    times = row.of("time")
+    means, sums = ([q for q in times if form.search(q.label[-24:])] for form in (MEAN, _TOTAL))
+    calls = _CALLS.findall(row.text) if len(times) == 2 and means != sums else ()
+    if len(calls) == len(means) == len(sums) == 1:
+        made = means[0].value * float(calls[0].replace(",", ""))
+        if not made.meets(sums[0].value, 0.03):
+            message = f"{calls[0]} × {means[0].text} is {si(made.mid, 's')}, not {sums[0].text}: are they of one run?"
+            yield finding(QUESTION, "total", message, sums[0], means[0])
     for q in (q for q in row.of(*TYPED, "ratio", "money", "energy") if q.exact):
         words = q.label[-30:]
-        if re.match(r", ?(?:and )?\d", row.text[q.end :]):
+        if re.match(r", ?(?:and )?\d| ?\+", row.text[q.end :]):
             continue  # one of a list
         # "Average of the three runs (412, 408 and 419 TFLOPS) is 441 TFLOPS."
-        if re.search(r"\) (?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
+        if re.search(r"\) ?(?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
             words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
         if not (total or mean):
@@ -117,7 +128,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         own = ([x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end])
         earlier = [x for r in lines if r.text != row.text for x in r.of(q.kind)]
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
-        if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts):
+        ranked = any(_RANK.search(x.label.lower()[-12:]) for x in parts)
+        if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
 

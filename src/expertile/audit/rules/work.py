@@ -73,13 +73,17 @@ def work_of(row: Row) -> Term | None:
         return gemm(layer)
     # A column of shapes and another of TFLOPS are products; the rows must confirm it.
     shaped = row.kind == "table" and row.of("rate") and [len(t) for t in row.facts.of("tuples")] == [3]
-    if not (_GEMM.search(row.words) or shaped) or _NOT_GEMM.search(text):
+    prose = row.report.blocks[row.block].kind == "prose"
+    before = row.before.text.lower() if prose and row.before else ""
+    if not (_GEMM.search(f"{row.words} {before}") or shaped) or _NOT_GEMM.search(text):
         return None
-    side = row.own.get("size") or (None if {"m", "k"} & row.own.keys() else row.own.get("n")) or row.own.get("m")
+    n = None if row.size("m") or row.size("k") else row.size("n")
+    side = row.own.get("size") or (n.value if n and n.near else None) or row.own.get("m")
     shape = row.stated("tuples")[0] if len(set(row.stated("tuples"))) == 1 else ()
     if not side and len(shape) == 3:
-        named = row.kind == "line" and shape in row.facts.of("tuples")
-        return gemm([Size(x, row.line, True) for x in shape], named)
+        own = row.kind != "line" or shape in row.facts.of("tuples")
+        named = row.kind == "line" and (own or (row.before and shape in row.before.facts.of("tuples")))
+        return gemm([Size(x, row.line, own) for x in shape], bool(named))
     side = side or (shape[0] if shape and shape[0] == shape[1] else None)
     size = Size(side, row.line, True) if side else row.size("size")
     return gemm([size] * 3, False) if size else None
