@@ -30,11 +30,10 @@ from expertile.device import Device
 from expertile.lab.race.gate import judge_calls
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.ops.backend import Request
-from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.api import grouped_mm, select
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
-from expertile.ops.grouped_mm.run import select
 from tests.ops.grouped_mm.cases import Case, make
 
 _BF16, _FP16, _FP32 = torch.bfloat16, torch.float16, torch.float32

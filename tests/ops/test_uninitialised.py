@@ -44,6 +44,6 @@ def test_a_leak_is_found(where, monkeypatch):
         return out + out.new_empty(1) * 0 if where == "padding that is multiplied" else out + out[-1:] * 0
 
     backend = next(b for b in uninitialised.GROUPED if b.name == name)
-    monkeypatch.setattr("expertile.ops.grouped_mm.run.by_name", lambda name: replace(backend, run=leaky))
+    monkeypatch.setattr("expertile.ops.grouped_mm.api.by_name", lambda name: replace(backend, run=leaky))
     wrong, _ = failures("grouped:loop", "cpu", torch.float32)
     assert any("rows: result 0" in w for w in wrong)

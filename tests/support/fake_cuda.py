@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from expertile.device import Device
 from expertile.ops import backend
-from expertile.ops.grouped_mm import run
+from expertile.ops.grouped_mm import api
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, torch_grouped, triton_pointer, triton_tma
 from expertile.ops.grouped_mm.choose import Choice, choose
@@ -32,7 +32,7 @@ OWN = (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 FAKED: tuple[Backend, ...] = (torch_grouped.BACKEND, *OWN)
 # The caches that must not remember what was faked.
 CACHES = (
-    run._planned,
+    api._planned,
     launch._encode,
     launch._compiled,
     _gluon_launch._launch,
@@ -59,9 +59,9 @@ def fake_cuda() -> Iterator[list[int]]:
         mock.patch.object(torch.Tensor, "get_device", lambda self: 0),
         mock.patch.object(torch.cuda, "device", lambda index: contextlib.nullcontext()),
         mock.patch.object(Device, "current", staticmethod(lambda torch_device=None: h200)),
-        mock.patch.object(run, "_device", lambda kind, index: h200),
+        mock.patch.object(api, "_device", lambda kind, index: h200),
         mock.patch.object(backend, "device_of", lambda kind, index: h200),
-        mock.patch.object(run, "choose", _choose),
+        mock.patch.object(api, "choose", _choose),
         mock.patch.object(launch_device, "_sm_count", lambda device: h200.sm_count),
         mock.patch.object(torch_grouped, "_GROUPED_MM", lambda a, b, offs: a),
         mock.patch.object(launch, "prepare", lambda kernel, cluster: compiled),

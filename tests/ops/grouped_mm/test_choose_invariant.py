@@ -9,10 +9,10 @@ from expertile.device import Device
 from expertile.ops.backend import Request
 from expertile.ops.gathered_mm.choose import choose as choose_gathered
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backends import by_name, gluon_hopper, triton_pointer
 from expertile.ops.grouped_mm.choose import choose_invariant
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.grouped_mm.run import select
 
 H200, A100 = Device.by_name("h200"), Device.by_name("a100")
 ROWS = (1, 2, 7, 64, 65, 500, 1024, 8192, 65536)

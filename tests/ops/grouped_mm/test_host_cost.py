@@ -14,7 +14,7 @@ import triton
 
 import expertile as xt
 from expertile.ops.backend import NoConfig
-from expertile.ops.grouped_mm import run as running
+from expertile.ops.grouped_mm import api as running
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ragged import offs_from_sizes
@@ -41,7 +41,7 @@ def test_shapes_seen_before_are_not_worked_out_again(backend: str, monkeypatch: 
 
         for name in ("from_tensors", "from_descriptions"):
             monkeypatch.setattr(Problem, name, staticmethod(again))
-        monkeypatch.setattr(running.backend, "select", again)
+        monkeypatch.setattr(running.backends, "select", again)
         before = len(launches)
         for other in (a, torch.ones_like(a), a[:32]):
             xt.grouped_mm(other, b, offs=offs.clone(), backend=backend)
@@ -60,7 +60,7 @@ def test_whatever_decides_a_problem_is_noticed(change: str, monkeypatch: pytest.
         return operands.a
 
     noted = Backend("noted", "", run)
-    monkeypatch.setattr(running.backend, "select", lambda *arguments: (noted, NoConfig()))
+    monkeypatch.setattr(running.backends, "select", lambda *arguments: (noted, NoConfig()))
     dtype = torch.float32 if change == "tf32" else torch.bfloat16
     a, b, offs = torch.zeros(32, K, dtype=dtype), weights().to(dtype), offs_from_sizes([8] * G)
     room = torch.zeros(32 * (K + 8), dtype=dtype)
@@ -112,7 +112,7 @@ def test_backends_get_offs_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None
         return operands.a
 
     noted = Backend("noted", "", run)
-    monkeypatch.setattr(running.backend, "select", lambda *arguments: (noted, NoConfig()))
+    monkeypatch.setattr(running.backends, "select", lambda *arguments: (noted, NoConfig()))
     wide = torch.tensor([8, -1, 16, -1, 24, -1, 32, -1], dtype=torch.int32)
     xt.grouped_mm(torch.zeros(32, K, dtype=torch.bfloat16), weights(), offs=wide[::2])
     assert given[0].is_contiguous() and given[0].tolist() == [8, 16, 24, 32]

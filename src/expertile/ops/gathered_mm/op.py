@@ -18,9 +18,8 @@ import torch
 from expertile.ops.backend import Request, by_backend
 from expertile.ops.gathered_mm import run
 from expertile.ops.gathered_mm.sum_rows import sum_rows
-from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.api import grouped_mm, operator
 from expertile.ops.grouped_mm.autograd import bias_gradient
-from expertile.ops.grouped_mm.run import operator
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of
 

@@ -1,4 +1,7 @@
-"""grouped_mm of tensors. Tensors -> Problem -> choose (both once for shapes seen before) -> backend.run."""
+"""grouped_mm of tensors: tensors -> Problem -> choose (both once for shapes seen before) -> backend.run; and
+expertile::grouped_mm as a torch operator: what torch.compile, FakeTensor and opcheck see.
+
+With backend="measure" the first call with a problem races the candidates (`ops.measure`) in place of choosing."""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ from typing import Any
 
 import torch
 
-from expertile.ops.backend import Request
+from expertile.device import Device
+from expertile.ops import backend as backends
+from expertile.ops.backend import AUTO, Request, planner
 from expertile.ops.backend import device_of as _device
-from expertile.ops.grouped_mm.autograd import GroupedMM
+from expertile.ops.grouped_mm.autograd import GroupedMM, gradients
+from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backends import by_name
+from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
-from expertile.ops.grouped_mm.problem import Problem, described
-from expertile.ops.grouped_mm.run import forward, operator
-from expertile.ops.torch_op import traced
+from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
+from expertile.ops.measure import MEASURE, winner
+from expertile.ops.torch_op import Placements, define, traced
 
 
 def grouped_mm(
@@ -114,3 +122,140 @@ def _autocast(
         return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
     return cast(a), cast(b), None if bias is None else cast(bias)
+
+
+def select(problem: Problem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
+    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
+    # Working configs out takes longer than a call: they are kept for rounded problems.
+    return backends.select(
+        problem, device, request, by_name, choose_invariant if request.batch_invariant else choose, rounded
+    )
+
+
+_planned = planner(Problem.from_descriptions, select)
+
+
+def forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    request: Request = AUTO,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+) -> torch.Tensor:
+    if measures := request.backend == MEASURE:
+        if request.config is not None or request.batch_invariant:
+            raise ValueError(
+                "config, batch_invariant: expected None and False with backend='measure', got other values"
+            )
+        request = AUTO
+    if request.batch_invariant:
+        a = in_standard_form(a)
+    if request.config is None and (offs is None or getattr(offs, "is_cuda", False)):
+        tf32 = a.dtype is torch.float32 and tf32_allowed()
+        fields = (described(a), described(b), described(offs), described(bias), out_dtype, tf32)
+        problem, chosen, config = _planned(fields, a.device, request)
+    else:  # the values of offs are part of the problem, or the caller names a config
+        problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
+        chosen, config = select(problem, _device(a.device.type, a.device.index), request)
+    if out is not None and (tuple(out.shape) != tuple(problem.out_shape) or out.device != a.device):
+        expected = f"{list(problem.out_shape)} on {a.device}"
+        raise ValueError(f"out: expected {expected}, got {list(out.shape)} on {out.device}")
+    if offs is not None and not offs.is_contiguous():
+        offs = offs.contiguous()
+    operands = Operands(a, b, offs, bias)
+    if measures and a.is_cuda:
+        device = _device(a.device.type, a.device.index)
+        fastest = winner(
+            ("grouped_mm", rounded(problem), device),
+            lambda: promising(problem, device),
+            lambda rival: rival.backend.run(problem, operands, rival.config, None),
+        )
+        chosen, config = fastest.backend, fastest.config
+    if accumulate and out is not None:
+        if chosen.add is None:
+            return out.add_(chosen.run(problem, operands, config, None))
+        return chosen.add(problem, operands, config, out)
+    return chosen.run(problem, operands, config, out)
+
+
+def _kernel(*arguments: Any) -> torch.Tensor:
+    a, b, offs, bias, out_dtype, name, batch_invariant = arguments
+    return forward(a, b, offs, bias, out_dtype, Request(name, None, batch_invariant))
+
+
+def _fake(a: torch.Tensor, b: torch.Tensor, offs: Any, bias: Any, out_dtype: torch.dtype | None, *_: Any) -> Any:
+    m, n = a.shape[-2], b.shape[-1]
+    if a.dim() == 3 and b.dim() == 3:
+        shape: tuple[Any, ...] = (a.shape[0], m, n)
+    elif a.dim() == 2 and b.dim() == 2:
+        if offs is None:
+            raise ValueError("offs: expected an int32 tensor for a 2-D by 2-D product, got None")
+        shape = (offs.shape[0], m, n)
+    else:
+        shape = (m, n)
+    return a.new_empty(shape, dtype=a.dtype if out_dtype is None else out_dtype)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, offs, bias, _, ctx.backend, ctx.batch_invariant = inputs
+    ctx.save_for_backward(a, b, offs, bias)
+
+
+def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, *_: Any) -> Placements:
+    """How DTensors may be placed over one dimension of a mesh; `offs` is whole on every rank."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    whole, ends = Replicate(), None if offs is None else Replicate()
+    # (out, a, b, bias) of what splits the rows, the columns or the sum, by the dimensions of a and b.
+    if a.ndim == 3 and b.ndim == 3:
+        ways: list[tuple[Any, ...]] = [
+            (Shard(0), Shard(0), Shard(0), Shard(0)),
+            (Shard(1), Shard(1), whole, whole),
+            (Shard(2), whole, Shard(2), Shard(1)),
+        ]
+    elif a.ndim == 2 and b.ndim == 2:
+        ways = [(Shard(1), Shard(0), whole, None), (Shard(2), whole, Shard(1), None)]
+    elif a.ndim == 2:
+        ways = [(Shard(1), whole, Shard(2), Shard(1))]
+    else:
+        ways = [(Shard(0), Shard(1), whole, None)]
+    ways.append((whole, whole, whole, whole))
+    if bias is None:  # partial sums would each have it
+        ways += [(Partial(), Partial(), whole, None), (Partial(), whole, Partial(), None)]
+        if (a.ndim, b.ndim) != (2, 2):  # each rank would hold the rows of other groups
+            ways.append((Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), None))
+    return [([out], [x, y, ends, None if bias is None else z, None, None, None]) for out, x, y, z in ways]
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b, offs, bias = ctx.saved_tensors
+
+    def product(
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        offs: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        batch_invariant: bool = ctx.batch_invariant,
+    ) -> torch.Tensor:
+        return operator(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
+
+    needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
+    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False))
+    return da, db, None, dbias, None, None, None
+
+
+# What calls the operator, its arguments in the order of its schema.
+operator = define(
+    "grouped_mm",
+    _kernel,
+    "(Tensor a, Tensor b, Tensor? offs, Tensor? bias, ScalarType? out_dtype, str backend, bool batch_invariant)"
+    " -> Tensor",
+    fake=_fake,
+    gradient=_backward,
+    setup=_setup,
+    sharding=_sharding,
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia import hopper
@@ -47,10 +46,3 @@ def ragged(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
     (_WRAP, end, _WRAP - (end - row), column) reaches row `row`, and what lies past `end` is out of bounds
     (the scheme of triton.tools.ragged_tma: addresses wrap around at 2**64)."""
     return Blocks((0x7FFF0000, 0x7FFF0000, _WRAP, inner), (2**34 - stride, stride, stride, 1), (1, 1, *box))
-
-
-def tile_counter(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
-    """The counter of a launch's dynamic tile scheduler; `like` itself where there is none.
-
-    Each launch has a fresh counter, so that launches on other streams and replays of CUDA graphs have their own."""
-    return torch.zeros(1, dtype=torch.int32, device=like.device) if dynamic else like

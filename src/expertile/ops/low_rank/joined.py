@@ -19,7 +19,7 @@ from expertile.ops.gathered_mm.backend import Operands as Gathered
 from expertile.ops.gathered_mm.backend import new_outputs
 from expertile.ops.gathered_mm.backends import cuda_gather, gluon_gather
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
-from expertile.ops.grouped_mm import run as grouped
+from expertile.ops.grouped_mm import api as grouped
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends import gluon_hopper

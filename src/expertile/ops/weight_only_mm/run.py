@@ -21,9 +21,9 @@ from expertile.formats.weight_only import weight_of
 from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Estimate, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
+from expertile.ops.grouped_mm.api import operator as grouped_operator
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.problem import described
-from expertile.ops.grouped_mm.run import operator as grouped_operator
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly
 from expertile.ops.weight_only_mm import dequantize

@@ -15,8 +15,8 @@ from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
-from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
-from expertile.ops.launch.launch import Launch
+from expertile.ops.launch.blocks import Blocks, ragged
+from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
 
 _VECTOR = 8  # elements of a 16-byte copy

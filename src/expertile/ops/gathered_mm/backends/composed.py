@@ -25,10 +25,10 @@ from expertile.ops.backend import Request
 from expertile.ops.gathered_mm import pointwise
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import Backend as GroupedBackend
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.grouped_mm.run import select
 
 # Bytes of one copy for a weight gradient, of all rows and some columns. Each product reads the other operand once more.
 COPY_NBYTES = 2**29

@@ -28,7 +28,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.blocks import tile_counter
+from expertile.ops.launch.launch import tile_counter
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))

@@ -12,9 +12,9 @@ from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends._gluon_context import Shape
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.blocks import Blocks, ragged, tile_counter
+from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
-from expertile.ops.launch.launch import Launch
+from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
 
 

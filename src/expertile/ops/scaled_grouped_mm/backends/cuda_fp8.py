@@ -28,7 +28,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.blocks import tile_counter
+from expertile.ops.launch.launch import tile_counter
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu")))

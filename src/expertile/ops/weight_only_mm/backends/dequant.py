@@ -17,10 +17,10 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.grouped_mm.run import select
 from expertile.ops.weight_only_mm.dequantize import dequantized
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import scaled
