@@ -6,10 +6,9 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
+from expertile.ops.scaled_grouped_mm.api import choose, scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ops.scaled_grouped_mm.reference import reference
-from expertile.ops.scaled_grouped_mm.run import choose
 from expertile.ragged import offs_from_sizes
 from tests.ops.scaled_grouped_mm.cases import CASES, check, make, problem_of
 

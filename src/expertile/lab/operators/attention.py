@@ -19,11 +19,10 @@ from expertile.lab.operators._rows import random
 from expertile.lab.operators._supports import Supports, anywhere, load, on_hopper, with_library
 from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.ops.attention import reference
-from expertile.ops.attention.api import attention
+from expertile.ops.attention.api import attention, attention_backward, attention_forward
 from expertile.ops.attention.backend import Operands, Saved
 from expertile.ops.attention.backends import by_name
 from expertile.ops.attention.problem import Problem
-from expertile.ops.attention.run import attention_backward, attention_forward
 
 _OURS = ("gluon_hopper", "triton")
 _FA3 = ("fa3.so", "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")  # FlashAttention 3 as vLLM builds it: forward alone

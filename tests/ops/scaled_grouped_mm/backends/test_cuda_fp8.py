@@ -15,10 +15,10 @@ from expertile.device import Device
 from expertile.ops.backend import Request, select
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.launch import nvrtc
+from expertile.ops.scaled_grouped_mm.api import choose
 from expertile.ops.scaled_grouped_mm.backends import by_name, cuda_fp8, loop
 from expertile.ops.scaled_grouped_mm.backends.cuda_fp8 import BACKEND, Config
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
-from expertile.ops.scaled_grouped_mm.run import choose
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
 from tests.support.cuda_emulator import COMPILER, on_host, without
