@@ -162,7 +162,7 @@ def test_graph_replays_with_new_offs(backend, group):
 
 @pytest.mark.parametrize("group, range_bytes", [(128, 2**28), (128, 2), ("mxfp4", 2**28), ("mxfp4", 2)])
 def test_gradient_and_compile(group, range_bytes, monkeypatch):
-    monkeypatch.setattr("expertile.ops.weight_only_mm.run._RANGE_BYTES", range_bytes)
+    monkeypatch.setattr("expertile.ops.weight_only_mm.api._RANGE_BYTES", range_bytes)
     a, w, offs = operands(past=3, group=group, symmetric=False)
     a.requires_grad_()
     used = sum(SIZES)

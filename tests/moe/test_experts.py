@@ -202,7 +202,7 @@ def test_compiles_whole():
 def test_fp8(activation, interleaved, format, monkeypatch):
     """Close to the MLP of the dequantised weights, and its gradients exactly those of `moe_mlp` on them."""
     torch._dynamo.reset()  # of what it compiled again torch lets no graph be walked twice
-    monkeypatch.setattr("expertile.ops.weight_only_mm.run._RANGE_BYTES", 2)
+    monkeypatch.setattr("expertile.ops.weight_only_mm.api._RANGE_BYTES", 2)
     ids, operands = make(24, hidden=256, inner=160, biased=True, dropped=0.1)
     blocks = {n: quantize(operands[n], format) for n in ("gate_up", "down")}
     operands |= {n: b.dequantize(torch.float32) for n, b in blocks.items()}
@@ -269,7 +269,7 @@ def quantised(operands, format):
 @pytest.mark.parametrize("activation, interleaved", [("swiglu", False), ("gpt_oss", True)])
 def test_four_bit_weights(activation, interleaved, format, compiled, monkeypatch):
     """The result, and the gradients of x, routing weights and biases, the weights dequantised in several ranges."""
-    monkeypatch.setattr("expertile.ops.weight_only_mm.run._RANGE_BYTES", 2)
+    monkeypatch.setattr("expertile.ops.weight_only_mm.api._RANGE_BYTES", 2)
     ids, operands = make(24, hidden=192, inner=160 if format == "mxfp4" else 64, biased=True, dropped=0.1)
     operands = {n: t.bfloat16() if n != "topk_weights" else t for n, t in operands.items()}
     weights, form = quantised(operands, format), {"activation": activation, "interleaved": interleaved}

@@ -18,8 +18,7 @@ from expertile.ops.low_rank import api as low_rank
 from expertile.ops.low_rank import joined
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
-from expertile.ops.weight_only_mm.api import weight_only_mm
-from expertile.ops.weight_only_mm.run import activation_gradient
+from expertile.ops.weight_only_mm.api import activation_gradient, weight_only_mm
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None

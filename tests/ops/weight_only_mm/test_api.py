@@ -9,11 +9,10 @@ import expertile as xt
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
-from expertile.ops.weight_only_mm.api import int4_grouped_mm, weight_only_mm
+from expertile.ops.weight_only_mm.api import DEQUANT_FROM_ROWS, choose, int4_grouped_mm, ranges, weight_only_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import reference
-from expertile.ops.weight_only_mm.run import DEQUANT_FROM_ROWS, choose, ranges
 from expertile.ragged import offs_from_sizes
 from tests.ops.weight_only_mm.cases import CASES, check, make, problem_of
 
@@ -62,7 +61,7 @@ def test_one_operator_for_all_formats():
 @pytest.mark.parametrize("range_bytes", [2, 2**28])
 def test_gradients(compiled, format, range_bytes, monkeypatch):
     """Where a range of K has few bytes, the weights are dequantised 128 columns at a time."""
-    monkeypatch.setattr("expertile.ops.weight_only_mm.run._RANGE_BYTES", range_bytes)
+    monkeypatch.setattr("expertile.ops.weight_only_mm.api._RANGE_BYTES", range_bytes)
     assert len(ranges(G * N, K, 2)) == (2 if range_bytes == 2 else 1)
     a, w = operands(rows=T + 2)
     w = Mxfp4Weight.quantize(w.dequantize()) if format == "mxfp4" else w

@@ -1,17 +1,40 @@
-"""weight_only_mm: the public call. Tensors -> WeightOnlyProblem (checked once) -> choose -> backend.run."""
+"""weight_only_mm: tensors -> WeightOnlyProblem (checked once) -> choose -> backend.run; expertile::weight_only_mm as a
+torch operator: what torch.compile, FakeTensor and opcheck see; and its gradients.
+
+The weights are not trainable. da[rows of g] = dout[rows of g] @ ŵ[g] is a grouped product with the weights dequantised
+to a's dtype, a range of K after the other: as many of its columns as take `_RANGE_BYTES` for all experts.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from expertile.device import Device
 from expertile.formats.quantized import QuantizedWeight
-from expertile.formats.weight_only import NAMES, AnyQuantizedWeight
-from expertile.ops.backend import AUTO, Request
-from expertile.ops.torch_op import traced
-from expertile.ops.weight_only_mm import run
-from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.formats.weight_only import NAMES, AnyQuantizedWeight, weight_of
+from expertile.ops import backend
+from expertile.ops.backend import AUTO, Choice, Estimate, Request, by_backend, first_able, planner
+from expertile.ops.backend import device_of as _device
+from expertile.ops.grouped_mm.api import operator as grouped_operator
+from expertile.ops.grouped_mm.autograd import bias_gradient
+from expertile.ops.grouped_mm.problem import described
+from expertile.ops.grouped_mm.tail import zero_tail
+from expertile.ops.torch_op import define, differentiable_eagerly, traced
+from expertile.ops.weight_only_mm import dequantize
+from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
+from expertile.ops.weight_only_mm.problem import Backend, DescribedWeight, Operands, WeightOnlyProblem
+
+_RANGE_BYTES = 2**28
+# Mean rows per group from which `dequant` beats a backend. Dequantising moves 4.5 bytes a value whatever the rows
+# (1.1 ps at 4.2 TB/s), and a row costs 2 FLOP a value. On an H200 (preset int4-models) gluon_int4 stays ahead of it up
+# to the 2048 rows measured, triton_int4 up to 512.
+DEQUANT_FROM_ROWS: Mapping[str, float] = MappingProxyType({"triton_int4": 768.0})
 
 
 def weight_only_mm(
@@ -62,15 +85,147 @@ def weight_only_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return run.operator(
+        return operator(
             a, w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2], offs, bias, out_dtype, backend
         )
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
-        return run.differentiable_mm(a, w, offs, bias, out_dtype, request)
-    return run.forward(a, w, offs, bias, out_dtype, request)
+        return differentiable_mm(a, w, offs, bias, out_dtype, request)
+    return forward(a, w, offs, bias, out_dtype, request)
 
 
 int4_grouped_mm = weight_only_mm  # as it was called when INT4 was the only format
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: WeightOnlyProblem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
+    """The backend, its config and a sentence why. On a GPU the first backend that takes the problem without waiting for
+    the device, with the config that its own model puts first; unless groups have so many rows that dequantising first
+    costs less than unpacking for every tile of rows. On a CPU the loop. ValueError with every backend's reason when
+    none supports the problem."""
+    # A CPU dequantises an expert at a time, into float32, rather than all of them.
+    asked = backends if device.kind == "cuda" else (by_name("loop"),)
+    choice = first_able(problem, device, asked, "the first that takes it")
+    name, rows, dense = choice.backend.name, problem.mean_group, by_name("dequant")
+    limit = DEQUANT_FROM_ROWS.get(name, math.inf)
+    if rows < limit or dense.supports(problem, device) is not None:
+        return choice
+    slower = Estimate(name, None, f"groups of {rows:.0f} rows: from {limit:.0f} on dequant is faster")
+    why = f"dequant: {rows:.0f} rows per group pay for dequantised weights"
+    return Choice(dense, dense.configs(problem, device)[0], why, (*choice.estimates, slower))
+
+
+def select(problem: WeightOnlyProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
+    """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
+    return backend.select(problem, device, request, by_name, choose)
+
+
+_planned = planner(WeightOnlyProblem.of_descriptions, select)
+
+
+def forward(
+    a: torch.Tensor,
+    w: QuantizedWeight,
+    offs: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    request: Request = AUTO,
+    scale_a: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if request.config is None and (offs is None or offs.is_cuda):
+        fields = (described(a), DescribedWeight.of(w), described(offs), described(bias), out_dtype, described(scale_a))
+        problem, chosen, config = _planned(fields, a.device, request)
+    else:  # the values of offs are part of the problem, or somebody tries a config
+        problem = WeightOnlyProblem.of(a, w, offs, bias, out_dtype, scale_a=scale_a)
+        chosen, config = select(problem, _device(a.device.type, a.device.index), request)
+    assert offs is not None
+    offs = offs if offs.is_contiguous() else offs.contiguous()
+    return chosen.run(problem, Operands(a, w, offs, bias, scale_a), config, None)
+
+
+def _operator_kernel(a: Any, packed: Any, scales: Any, zeros: Any, *rest: Any) -> torch.Tensor:
+    format, group_size, k, *arguments = rest
+    return forward(a, weight_of(format, packed, scales, zeros, group_size, k), *arguments)
+
+
+def _fake(a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *_, out_dtype, _backend = rest
+    return a.new_empty((a.shape[0], packed.shape[1]), dtype=a.dtype if out_dtype is None else out_dtype)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, packed, scales, zeros, format, group_size, k, offs, bias, *_ = inputs
+    ctx.save_for_backward(packed, scales, zeros, offs, bias)
+    ctx.kind, ctx.dtype = (format, group_size, k), a.dtype
+
+
+def ranges(rows: int, k: int, itemsize: int) -> list[tuple[int, int]]:
+    """The ranges of K, (first, last), in which `rows` rows of weights are dequantised."""
+    width = max(1, _RANGE_BYTES // max(1, rows * itemsize * dequantize.RANGES)) * dequantize.RANGES
+    return [(first, min(first + width, k)) for first in range(0, k, width)]
+
+
+def activation_gradient(grad: torch.Tensor, w: QuantizedWeight, offs: torch.Tensor) -> torch.Tensor:
+    """grad[rows of g] @ ŵ[g], [M, K] in grad's dtype, with zeros past offs[-1]. Not differentiable.
+
+    The weights are dequantised a range of K after the other.
+    """
+    g, n, k = w.shape
+    fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, k)
+    parts = []
+    for first, last in ranges(g * n, k, grad.dtype.itemsize):
+        dense = dequantize.weight_only_dequantize(*fields, grad.dtype, first, last)
+        parts.append(_product(grad, dense, offs=offs, out_dtype=grad.dtype))
+        del dense  # its memory is the next range's
+    return zero_tail(parts[0] if len(parts) == 1 else torch.cat(parts, 1), offs, dim=0)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) -> tuple[Any, Any]:
+    packed, scales, zeros, offs, bias = ctx.saved_tensors
+    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
+    grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
+    grad = grad.to(ctx.dtype)
+    da = dbias = None
+    if needs_a:
+        format, group_size, k = ctx.kind
+        da = activation_gradient(grad, weight_of(format, packed, scales, zeros, group_size, k), offs)
+    if needs_bias:
+        dbias = bias_gradient(_product, grad, offs, bias)
+    return da, dbias
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[8])
+    return da, *(None,) * 7, dbias, None, None
+
+
+def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, w, offs, bias, _, _ = inputs
+    ctx.save_for_backward(w.packed, w.scales, w.zeros, offs, bias)
+    ctx.kind, ctx.dtype = (w.format, w.group_size, w.shape[2]), a.dtype
+
+
+def _backward_eager(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[3])
+    return da, None, None, dbias, None, None
+
+
+def _product(
+    x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return grouped_operator(x, y, offs, None, out_dtype, "auto", False)
+
+
+# What calls the operator, its arguments in the order of its schema; and `forward` in eager calls.
+operator = define(
+    "weight_only_mm",
+    by_backend(_operator_kernel),
+    "(Tensor a, Tensor packed, Tensor scales, Tensor? zeros, str format, SymInt group_size, SymInt k, Tensor? offs, "
+    "Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor",
+    fake=_fake,
+    gradient=_backward,
+    setup=_setup,
+)
+differentiable_mm = differentiable_eagerly(forward, _setup_eager, _backward_eager)

@@ -13,7 +13,7 @@ from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import weight_of
 from expertile.ops.backend import AUTO, Request, by_backend
 from expertile.ops.torch_op import define, traced
-from expertile.ops.weight_only_mm import run
+from expertile.ops.weight_only_mm.api import forward
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
@@ -41,13 +41,13 @@ def fp8_weight_only_mm(
         if infinite:
             raise ValueError(f"scale_a: expected finite scales, got {infinite} that are NaN or infinite")
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
-    return run.forward(a, w, offs, bias, out_dtype, request, scale_a)
+    return forward(a, w, offs, bias, out_dtype, request, scale_a)
 
 
 def _kernel(a: torch.Tensor, scale_a: torch.Tensor, packed: Any, scales: Any, zeros: Any, *rest: Any) -> torch.Tensor:
     format, group_size, k, offs, bias, out_dtype, request = rest
     w = weight_of(format, packed, scales, zeros, group_size, k)
-    return run.forward(a, w, offs, bias, out_dtype, request, scale_a)
+    return forward(a, w, offs, bias, out_dtype, request, scale_a)
 
 
 def _fake(a: torch.Tensor, scale_a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
