@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
-from expertile.moe.logits import router_logits
+from expertile.moe.logits import router_logits, router_logits_and_x
 from expertile.moe.losses import load_balancing_loss, z_loss
 from expertile.moe.permute import Permutation, permutation
 from expertile.moe.rounding import RoundingEffect, round_groups, rounding_effect
@@ -36,6 +36,7 @@ __all__ = [
     "rounding_effect",
     "route",
     "router_logits",
+    "router_logits_and_x",
     "tokens_per_expert",
     "z_loss",
 ]

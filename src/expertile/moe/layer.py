@@ -22,7 +22,7 @@ from expertile.formats.fp8 import QuantizedBuffers
 from expertile.formats.weight_only import quantize
 from expertile.moe.expert_weights import autocasts
 from expertile.moe.experts import moe_mlp
-from expertile.moe.logits import invariant_logits_in, router_logits
+from expertile.moe.logits import invariant_logits_in, router_logits_and_x
 from expertile.moe.lora import Adapter, Lora
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
@@ -235,18 +235,22 @@ class MoE(nn.Module):
 
         ValueError if x and the router are of two dtypes, and neither router_dtype nor autocast casts them.
         """
+        return self._logits_and_x(x)[0]
+
+    def _logits_and_x(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`logits`, and x for the experts (`router_logits_and_x`)."""
         dtype = self.router_dtype
         if dtype is None:
             if x.dtype is not self.router.dtype and not autocasts(x):
                 raise ValueError(
                     f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
                 )
-            return router_logits(x, self.router, self.router_bias, batch_invariant=self.batch_invariant)
+            return router_logits_and_x(x, self.router, self.router_bias, batch_invariant=self.batch_invariant)
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
         with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
             if self.batch_invariant:
-                return invariant_logits_in(dtype, x, self.router, bias)
-            return F.linear(x.to(dtype), self.router.to(dtype), bias)
+                return invariant_logits_in(dtype, x, self.router, bias), x
+            return F.linear(x.to(dtype), self.router.to(dtype), bias), x
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
         """x [..., H] of the experts' dtype (any under autocast) -> [..., H]; with `return_routing` also the Routing,
@@ -258,9 +262,9 @@ class MoE(nn.Module):
             raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
         if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not autocasts(x):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
-        tokens = x.reshape(-1, self.hidden_size)
+        logits, tokens = self._logits_and_x(x.reshape(-1, self.hidden_size))
         routing: Routing = route(
-            self.logits(tokens),
+            logits,
             self.config,
             bias=self.correction_bias,
             want_scores=return_routing,

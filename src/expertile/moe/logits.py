@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
 from expertile.moe import _few
+from expertile.moe.expert_weights import autocasts
 from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.torch_op import traced
+
+_Maybe = torch.Tensor | None
 
 
 def router_logits(
@@ -25,6 +31,45 @@ def router_logits(
     if _few.reads_router(x, router, bias):
         return _few.logits(x, router, bias)
     return F.linear(x, router, bias)
+
+
+def router_logits_and_x(
+    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(`router_logits` of these arguments, x), for experts that read x beside the router.
+
+        logits, x = router_logits_and_x(x, router)
+
+    The gradient dx [T, H] that comes back to this x is added inside the product dlogits @ router, where autograd would
+    take a pass over three tensors of [T, H]. The values are the same; the sum is rounded once instead of twice. With
+    `batch_invariant`, under torch.autocast, torch.compile or torch.func: x itself. Raises what `router_logits` does.
+    """
+    fused = not batch_invariant and torch.is_grad_enabled() and x.requires_grad
+    if fused and not traced(x) and not traced(router) and not autocasts(x):
+        return _Beside.apply(x, router, bias)  # type: ignore[no-any-return]
+    return router_logits(x, router, bias, batch_invariant=batch_invariant), x
+
+
+class _Beside(torch.autograd.Function):
+    """x @ router^T + bias, and x. Its backward pass can be differentiated itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, router: torch.Tensor, bias: _Maybe) -> Any:  # type: ignore[override]
+        ctx.save_for_backward(x, router)
+        ctx.set_materialize_grads(False)
+        return F.linear(x, router, bias), x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dlogits: _Maybe, dx: _Maybe) -> tuple[_Maybe, ...]:  # type: ignore[override]
+        x, router = ctx.saved_tensors
+        if dlogits is None:
+            return dx, None, None
+        of_x, of_router, of_bias = ctx.needs_input_grad
+        drouter = dlogits.t() @ x if of_router else None
+        dbias = dlogits.sum(0) if of_bias else None
+        if of_x:
+            dx = dlogits @ router if dx is None else torch.addmm(dx, dlogits, router)
+        return dx if of_x else None, drouter, dbias
 
 
 def invariant_logits_in(

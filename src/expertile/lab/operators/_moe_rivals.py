@@ -26,7 +26,7 @@ from expertile.lab.operators._supports import Supports, anywhere, installed, on_
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Call, Workload
 from expertile.moe.experts import moe_mlp
-from expertile.moe.logits import router_logits
+from expertile.moe.logits import router_logits_and_x
 from expertile.moe.router import RouterConfig, route
 from expertile.roofline import Work
 
@@ -64,7 +64,8 @@ def _compiled(layer: Layer) -> Callable[[Workload, Tensors], Callable[[], Tensor
 
 
 def ours(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
-    routing = route(router_logits(x, router), RouterConfig(router.shape[0], top_k), want_scores=False)
+    logits, x = router_logits_and_x(x, router)
+    routing = route(logits, RouterConfig(router.shape[0], top_k), want_scores=False)
     return moe_mlp(x, gate_up, down, routing.topk_ids, routing.topk_weights)
 
 
