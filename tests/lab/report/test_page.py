@@ -127,6 +127,15 @@ def test_the_policy_that_was_measured_here_is_selected(tmp_path):
     assert [a["data-policy"] for tag, a in page.elements if tag == "html"] == ["eager"]
 
 
+def test_links_to_runs_alike_in_gpu_and_preset_name_the_run(tmp_path):
+    one, two = (samples.lab(seed=seed, workloads=1, run=f"number-{seed}") for seed in (1, 2))
+    alone = page_of(tmp_path, one).text
+    both = page_of(tmp_path, [*one, *two]).text
+    name = f"{one[0].env.gpu}: {one[0].workload.partition('/')[0]}"
+    assert f"{name} (run number-1)" not in alone
+    assert f"{name} (run number-1)" in both and f"{name} (run number-2)" in both
+
+
 def test_every_workload_has_a_link(usual):
     ids = [a["id"] for tag, a in usual.elements if tag == "tr" and "id" in a]
     links = [a["href"] for tag, a in usual.elements if tag == "a" and a["href"].startswith("#run-1-")]

@@ -37,7 +37,11 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], charts: Sequence[MemoryCh
     seen = [*(run.backends for run in everything), *(chart.backends for chart in charts)]
     names = list(dict.fromkeys(name for backends in seen for name in backends))
     timed = {row.backend for row in rows if row.timed} | {name for chart in charts for name in chart.backends}
-    links = [(f"run-{index}", f"{run.device}: {', '.join(run.presets)}") for index, run in enumerate(here, start=1)]
+    titles = [f"{run.device}: {', '.join(run.presets)}" for run in here]
+    links = [
+        (f"run-{index}", f"{title} (run {run.name})" if titles.count(title) > 1 else title)
+        for index, (run, title) in enumerate(zip(here, titles, strict=True), start=1)
+    ]
     links += [
         (f"shipped-{index}", f"{run.device}, {run.day} (elsewhere): {', '.join(run.presets)}")
         for index, run in enumerate(shipped, start=1)
