@@ -183,7 +183,7 @@ def test_compiles_to_wgmma_and_tma(name: str) -> None:
     made = make(COMPILED[name])
     p = on_gpu(made.problem)
     launches: dict[Any, Any] = {}  # by what is compiled: programs do not differ by how many there are
-    tried = None if name == "D 64" else 4 if name == "D 128" else 1
+    tried = None if name == "D 128" else 1  # which has the most in registers
     for config in BACKEND.forward.configs(p, H200)[:tried]:
         launch = gluon_hopper._forward_launch(p, config, row_strides(made.operands.q, p.packed), H200)
         spilled = _SPILLED if p.head_dim > 128 else 0 if config.consumers < 3 else aot.most_spills(0, _SPILLED)
