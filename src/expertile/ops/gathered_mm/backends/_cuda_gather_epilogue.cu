@@ -18,6 +18,10 @@ __device__ __forceinline__ uint4 products_of(u32 part, int row, int chunk) {
 __device__ __forceinline__ int finisher() { return threadIdx.x / LANES % FINISHERS; }
 
 #if PRODUCT != BACKWARD
+// Nothing is read before the products are there.
+struct Ahead {};
+__device__ __forceinline__ Ahead start(const Outputs&, const Tile&, u32) { return {}; }
+
 // The first row of a part for this warp, and how many of them the group has.
 __device__ __forceinline__ int first_row(const Tile& tile, int part) {
   return tile.row + part * 64 + finisher() * HEIGHT;
@@ -25,9 +29,6 @@ __device__ __forceinline__ int first_row(const Tile& tile, int part) {
 #endif
 
 #if PRODUCT == MM
-struct Ahead {};
-__device__ __forceinline__ Ahead start(const Outputs&, const Tile&, u32) { return {}; }
-
 __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead&, int part, u32 products) {
   const int lane = threadIdx.x % LANES, c = tile.col + lane * 8, top = finisher() * HEIGHT;
   const int first = first_row(tile, part), left = tile.row_end - first;
@@ -37,9 +38,6 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const
     if (r < left && c < o.inner) store_16(to + (long long)r * o.inner * 2, products_of(products, top + r, lane));
 }
 #elif PRODUCT == GATED
-struct Ahead {};
-__device__ __forceinline__ Ahead start(const Outputs&, const Tile&, u32) { return {}; }
-
 __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead&, int part, u32 products) {
   const int lane = threadIdx.x % LANES, chunk = lane % 16, c = tile.col + chunk * 8, top = finisher() * HEIGHT;
   const int first = first_row(tile, part), left = tile.row_end - first;

@@ -187,6 +187,10 @@ def _tiles(p: Problem, height: int = 128, width: int = 128) -> int:
     return p.groups * math.ceil(_rows(p) / height) * math.ceil(p.n / width)
 
 
+def _weights_mb(p: Problem) -> float:
+    return 2e-6 * p.groups * p.k * p.n
+
+
 def _gain_of_64_rows(p: Problem, device: Device) -> float:
     """Waves of 128x128 tiles over waves of 64x256 tiles, which have as many products: above 1 where fewer idle rows
     save more than idle columns cost. A dozen waves even out."""
@@ -205,8 +209,6 @@ def _default(problem: Problem, device: Device) -> Config:
     (2026-11-25): from 5.4 % behind the best config in geometric mean to 2.1 %. After seconds at its power limit, 128
     groups of 2048 rows, 2048 -> 4096: 6.0 to 6.5 ms, in 128x128 9.2, in 64x256 8.9; a single launch takes the same
     time in either."""
-    if _drifts(problem):
-        return _DYNAMIC
     chosen = _h200_default(problem, device)
     full = _rows(problem) > 128 and _tiles(problem, 128, 256) >= device.sm_count
     if wide_tiles_pay(device) and full and chosen.mode == "pingpong":
@@ -219,8 +221,7 @@ def _drifts(p: Problem) -> bool:
     few rows to each. Rows of tiles share what they read of an expert's weights while they keep step, and nothing brings
     them back once they do not. H100, 128 groups of about 256 rows, 5760 -> 2880: 2.06 ms alone, 4.6 to 4.8 in the
     backward pass of a layer."""
-    weights_mb = 2e-6 * p.groups * p.k * p.n
-    return p.layout is Layout.RAGGED_M and _b_inner(p) != 1 and 48 < _rows(p) <= 512 and weights_mb > 1800
+    return p.layout is Layout.RAGGED_M and _b_inner(p) != 1 and 48 < _rows(p) <= 512 and _weights_mb(p) > 1800
 
 
 def _h200_default(problem: Problem, device: Device) -> Config:
@@ -236,7 +237,7 @@ def _h200_default(problem: Problem, device: Device) -> Config:
         return _wgrad_default(p)
     rows, tiles = _rows(p), _tiles(p)
     full_tiles = p.groups * rows * p.n / 128**2  # as many as there would be if none had rows or columns to spare
-    weights_mb = 2e-6 * p.groups * p.k * p.n
+    weights_mb = _weights_mb(p)
     k_contiguous = _b_inner(p) == 1
     if rows <= 48:
         if p.layout is Layout.RAGGED_M:
