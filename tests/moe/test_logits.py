@@ -49,6 +49,17 @@ def test_x_beside_the_logits_has_the_sum_of_both_gradients(biased, used):
     assert torch.autograd.gradgradcheck(lambda *o: call(*o, *(() if biased else (bias,))), operands)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_gradient_that_comes_back_is_overwritten_where_asked(overwrite):
+    x, router = torch.randn(5, 24, requires_grad=True), torch.randn(7, 24)
+    logits, beside = router_logits_and_x(x, router, overwrite_gradient=overwrite)
+    given = (torch.randn_like(logits), torch.randn_like(x))
+    before = given[1].clone()
+    (dx,) = torch.autograd.grad((logits, beside), x, given)
+    torch.testing.assert_close(dx, before + given[0] @ router)
+    assert torch.equal(given[1], dx if overwrite else before)
+
+
 def test_x_beside_the_logits_is_x_where_nothing_is_fused():
     x, router = torch.randn(5, 24), torch.randn(7, 24, requires_grad=True)
     assert router_logits_and_x(x, router)[1] is x  # no gradient of x
@@ -69,10 +80,10 @@ def test_the_layer_adds_its_gradients_there(monkeypatch):
     layer, x, dy = MoE(24, 16, 7, 2), torch.randn(5, 24, requires_grad=True), torch.randn(5, 24)
     seen = []
     addmm = torch.addmm
-    monkeypatch.setattr(torch, "addmm", lambda *operands: seen.append(1) or addmm(*operands))
+    monkeypatch.setattr(torch, "addmm", lambda *o, out: seen.append(out is o[0]) or addmm(*o, out=out))
     got = torch.autograd.grad(layer(x), (x, layer.router), dy)
-    assert seen == [1]
+    assert seen == [True]  # over the experts' own gradient
     routing = route(router_logits(x, layer.router), RouterConfig(7, 2))
     out = moe_mlp(x, layer.gate_up, layer.down, routing.topk_ids, routing.topk_weights)
     torch.testing.assert_close(got, torch.autograd.grad(out, (x, layer.router), dy))
-    assert seen == [1]
+    assert seen == [True]  # over the experts' own gradient

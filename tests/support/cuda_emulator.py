@@ -214,7 +214,7 @@ class Kernel:
         self._run.restype = ctypes.c_char_p
         self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, 1, 0
 
-    def __call__(self, programs: int, stream: int, arguments: Any) -> None:
+    def __call__(self, programs: int, stream: int, arguments: Any, early: bool) -> None:
         values = [t(a) if t is not nvrtc.TensorMap else a for t, a in zip(self._types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         failure = self._run(programs, self._threads, ctypes.c_long(self._smem), self.seed, pointers)

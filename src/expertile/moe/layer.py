@@ -245,7 +245,9 @@ class MoE(nn.Module):
                 raise ValueError(
                     f"router: expected {x.dtype}, x's dtype, or a router_dtype to cast both to, got {self.router.dtype}"
                 )
-            return router_logits_and_x(x, self.router, self.router_bias, batch_invariant=self.batch_invariant)
+            return router_logits_and_x(
+                *(x, self.router, self.router_bias), batch_invariant=self.batch_invariant, overwrite_gradient=True
+            )
         bias = None if self.router_bias is None else self.router_bias.to(dtype)
         with torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext():
             if self.batch_invariant:

@@ -34,7 +34,12 @@ def router_logits(
 
 
 def router_logits_and_x(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
+    x: torch.Tensor,
+    router: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+    overwrite_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(`router_logits` of these arguments, x), for experts that read x beside the router.
 
@@ -43,10 +48,13 @@ def router_logits_and_x(
     The gradient dx [T, H] that comes back to this x is added inside the product dlogits @ router, where autograd would
     take a pass over three tensors of [T, H]. The values are the same; the sum is rounded once instead of twice. With
     `batch_invariant`, under torch.autocast, torch.compile or torch.func: x itself. Raises what `router_logits` does.
+
+    `overwrite_gradient`: the sum is written over the gradient that comes back, for which nobody else must hold that
+    tensor: this x goes to `moe_mlp` alone, and has no hooks. Else cuBLAS copies it first, 2 T·H elements more to move.
     """
     fused = not batch_invariant and torch.is_grad_enabled() and x.requires_grad
     if fused and not traced(x) and not traced(router) and not autocasts(x):
-        return _Beside.apply(x, router, bias)  # type: ignore[no-any-return]
+        return _Beside.apply(x, router, bias, overwrite_gradient)  # type: ignore[no-any-return]
     return router_logits(x, router, bias, batch_invariant=batch_invariant), x
 
 
@@ -54,8 +62,9 @@ class _Beside(torch.autograd.Function):
     """x @ router^T + bias, and x. Its backward pass can be differentiated itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, router: torch.Tensor, bias: _Maybe) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, router: torch.Tensor, bias: _Maybe, overwrite: bool) -> Any:  # type: ignore[override]
         ctx.save_for_backward(x, router)
+        ctx.overwrite = overwrite
         ctx.set_materialize_grads(False)
         return F.linear(x, router, bias), x.view_as(x)
 
@@ -63,13 +72,17 @@ class _Beside(torch.autograd.Function):
     def backward(ctx: Any, dlogits: _Maybe, dx: _Maybe) -> tuple[_Maybe, ...]:  # type: ignore[override]
         x, router = ctx.saved_tensors
         if dlogits is None:
-            return dx, None, None
-        of_x, of_router, of_bias = ctx.needs_input_grad
+            return dx, None, None, None
+        of_x, of_router, of_bias, _ = ctx.needs_input_grad
         drouter = dlogits.t() @ x if of_router else None
         dbias = dlogits.sum(0) if of_bias else None
-        if of_x:
-            dx = dlogits @ router if dx is None else torch.addmm(dx, dlogits, router)
-        return dx if of_x else None, drouter, dbias
+        if not of_x:
+            return None, drouter, dbias, None
+        if dx is None:
+            return dlogits @ router, drouter, dbias, None
+        # A gradient of gradients would still need dx.
+        over = dx if ctx.overwrite and not torch.is_grad_enabled() else None
+        return torch.addmm(dx, dlogits, router, out=over), drouter, dbias, None
 
 
 def invariant_logits_in(

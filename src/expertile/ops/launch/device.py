@@ -89,6 +89,15 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(wide_dtype(x))
 
 
+def starts_early(flops: float) -> bool:
+    """Whether a kernel of so many FLOPs shall start while the one before it ends (programmatic dependent launch).
+
+    It saves microseconds; and its programs take multiprocessors in the order in which they come free, where a plain
+    launch gives neighbours to the two of a TPC, which read what they share once. (H100, 128 experts of 512 rows,
+    1536 -> 2048 after another kernel: 934 us, without 628; docs/notes/grouped_mm.md, "Neighbours".)"""
+    return flops <= 2e10
+
+
 def supports_pdl(x: torch.Tensor) -> bool:
     """Whether kernels on x's device take programmatic dependent launch: on compute capability 9.0 and later."""
     return x.is_cuda and capability(x.get_device()) >= (9, 0)

@@ -83,16 +83,17 @@ def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
     return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
-def multiply_256(dtype: str, turned: tuple[int, int]) -> str:
-    """The definition of `multiply(sum, a, b)`: sum += a · b for 64 rows of a, 256 columns of b and 16 summands, by the
-    low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not contiguous."""
-    names = ", ".join(f"%{i}" for i in range(128))
-    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(128))
+def multiply(columns: int, dtype: str, turned: tuple[int, int]) -> str:
+    """The definition of `multiply(sum, a, b)`: sum += a · b for 64 rows of a, so many columns of b and 16 summands, by
+    the low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not contiguous."""
+    sums = columns // 2
+    names = ", ".join(f"%{i}" for i in range(sums))
+    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(sums))
     return (
         "__device__ __forceinline__ void multiply(float* sum, u32 a, u32 b) {\n"
         '  asm volatile("{ .reg .pred more; .reg .b64 p, q; setp.eq.b32 more, 0, 0; "\n'
-        f'    "mov.b64 p, {{%128, {HIGH_WORD}}}; mov.b64 q, {{%129, {HIGH_WORD}}}; "\n'
-        f'    "wgmma.mma_async.sync.aligned.m64n256k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, "\n'
+        f'    "mov.b64 p, {{%{sums}, {HIGH_WORD}}}; mov.b64 q, {{%{sums + 1}, {HIGH_WORD}}}; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, "\n'
         f'    "{turned[0]}, {turned[1]}; }}"\n'
         f'    : {registers} : "r"(a), "r"(b));\n}}\n'
     )
@@ -174,15 +175,17 @@ class Kernel:
     smem_bytes: int
     cluster: int = 1
 
-    def __call__(self, programs: int, stream: int, arguments: Sequence[Any]) -> None:
-        """Queue `programs` blocks (a multiple of `cluster`) on the stream, as a programmatic dependent of what was
-        queued before."""
+    def __call__(self, programs: int, stream: int, arguments: Sequence[Any], early: bool) -> None:
+        """Queue `programs` blocks (a multiple of `cluster`) on the stream; `early`: as a programmatic dependent of what
+        was queued before."""
         values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         attributes = (_Attribute * 2)()
-        attributes[0].id, attributes[0].value[0] = _PDL, 1
+        attributes[0].id, attributes[0].value[0] = _PDL, early
         attributes[1].id, attributes[1].value[:3] = _CLUSTER, (self.cluster, 1, 1)
-        config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, 2)
+        # A cluster of one would part the two multiprocessors of a TPC, which neighbours are to have (`starts_early`).
+        count = 1 + (self.cluster > 1)
+        config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, count)
         _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None), "cuLaunchKernelEx")
 
 

@@ -28,6 +28,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
+from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import tile_counter
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
@@ -67,7 +68,7 @@ class Config:
             "BAND": self.group_m,
             "HALF": half,
         }
-        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
+        return nvrtc.program(macros, nvrtc.multiply(256, "f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -156,7 +157,8 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
         kernel = _kernel(config, _key(p), nbytes, _rounded(p.groups), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
-        kernel(programs, torch.cuda.current_stream().cuda_stream, (*_weights(p, o.b), *tensors, *sizes))
+        arguments = (*_weights(p, o.b), *tensors, *sizes)
+        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p.work().flops))
         if sums is not None:
             from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 

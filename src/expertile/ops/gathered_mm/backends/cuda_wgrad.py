@@ -24,6 +24,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import unfit
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.launch import nvrtc
+from expertile.ops.launch.device import starts_early
 
 _SOURCE = Path(__file__).with_name("_cuda_wgrad.cu")
 _GATHERED, _OTHER, _STEP, _BLOCK = (
@@ -53,7 +54,7 @@ class Config:
         """The program; `turned`: the gathered operand's columns are the result's last dimension."""
         half = int(dtype is torch.float16)
         macros = {"STAGES": self.num_stages, "BAND": self.band, "TURNED": int(turned), "HALF": half}
-        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (1, 1)), _SOURCE)
+        return nvrtc.program(macros, nvrtc.multiply(256, "f16" if half else "bf16", (1, 1)), _SOURCE)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -99,7 +100,8 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         sizes = (p.groups, width, columns, gathered.stride(0) * 2)
         programs = Device.current(out.device).sm_count
         kernel = _kernel(config, p.dtype, turned, out.get_device())
-        kernel(programs, torch.cuda.current_stream().cuda_stream, (*maps, *tensors, *sizes))
+        stream = torch.cuda.current_stream().cuda_stream
+        kernel(programs, stream, (*maps, *tensors, *sizes), starts_early(p.work().flops))
 
 
 BACKEND = Backend(

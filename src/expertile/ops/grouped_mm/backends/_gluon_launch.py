@@ -13,7 +13,7 @@ from expertile.ops.grouped_mm.backends._gluon_context import Shape
 from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import torch_device
+from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -91,7 +91,7 @@ def _launch(
         **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
-        "launch_pdl": True,
+        "launch_pdl": starts_early(p.work().flops),
     }
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
     return Launch(

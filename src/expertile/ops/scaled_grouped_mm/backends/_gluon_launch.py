@@ -11,7 +11,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import torch_device
+from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backends._gluon_context import Shape
@@ -73,7 +73,7 @@ def _launch(
         **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": {1: 248, 2: 168, 3: 128}[consumers],
-        "launch_pdl": True,
+        "launch_pdl": starts_early(p.work().flops),
     }
     (_, sa_m, sa_k), (sb_g, sb_n, sb_k) = scale_strides(p)
     return Launch(

@@ -28,6 +28,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import zero_rows
 from expertile.ops.launch import nvrtc
+from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import tile_counter
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
@@ -215,7 +216,8 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
         kernel = _kernel(*(config, p.out_dtype, _rounded(p.groups, 32), _rounded(p.k_blocks, 64)), out.get_device())
         programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
         sizes = (p.groups, p.n, p.k, *p.scale_b_strides, pitch)
-        kernel(programs, torch.cuda.current_stream().cuda_stream, (*maps, *(t.data_ptr() for t in tensors), *sizes))
+        arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)
+        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p.work().flops))
     return out
 
 

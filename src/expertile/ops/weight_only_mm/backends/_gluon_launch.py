@@ -73,7 +73,7 @@ def _launch(
         (p.dtype, torch.int32, *of_scales, dtype),
         (torch.int32, bias_dtype or dtype, *of_scales),
         (p.groups, p.m, p.n, p.k),
-        options_of(shape, _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]),
+        options_of(p, shape, _REGISTERS_OF_MANY_GROUPS if many else _REGISTERS[config.consumers]),
         Device.current(torch_device(device)).sm_count,
     )
 

@@ -11,6 +11,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.hopper import limits
+from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 
@@ -43,12 +44,13 @@ def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
     }
 
 
-def options_of(shape: Any, registers: tuple[int, int, int]) -> tuple[tuple[str, Any], ...]:
-    """A launch's options for a kernel's Shape and the registers of a thread: at launch, of a consumer, of the
-    producer."""
+def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]) -> tuple[tuple[str, Any], ...]:
+    """A launch's options for a problem, a kernel's Shape and the registers of a thread: at launch, of a consumer, of
+    the producer."""
     maxnreg, of_consumer, of_producer = registers
     regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
-    return tuple(({"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": True} | FP_FUSION).items())
+    early = starts_early(p.work().flops)
+    return tuple(({"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": early} | FP_FUSION).items())
 
 
 def runner(imported: Callable[[], Any]) -> Run:

@@ -53,7 +53,7 @@ def _launch(
         (p.dtype, torch.int32, scale_dtype, dtype),
         (torch.int32, bias_dtype or dtype, torch.float32, torch.float32),
         (p.groups, p.m, p.n, p.k, p.scale_groups, sx_m, sx_k),
-        options_of(shape, registers),
+        options_of(p, shape, registers),
         Device.current(torch_device(device)).sm_count,
     )
 
