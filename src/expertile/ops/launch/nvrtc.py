@@ -83,17 +83,16 @@ def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
     return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
-def multiply(columns: int, dtype: str, turned: tuple[int, int]) -> str:
-    """The definition of `multiply(sum, a, b)`: sum += a · b for 64 rows of a, so many columns of b and 16 summands, by
-    the low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not contiguous."""
-    sums = columns // 2
-    names = ", ".join(f"%{i}" for i in range(sums))
-    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(sums))
+def multiply_256(dtype: str, turned: tuple[int, int]) -> str:
+    """The definition of `multiply(sum, a, b)`: sum += a · b for 64 rows of a, 256 columns of b and 16 summands, by the
+    low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not contiguous."""
+    names = ", ".join(f"%{i}" for i in range(128))
+    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(128))
     return (
         "__device__ __forceinline__ void multiply(float* sum, u32 a, u32 b) {\n"
         '  asm volatile("{ .reg .pred more; .reg .b64 p, q; setp.eq.b32 more, 0, 0; "\n'
-        f'    "mov.b64 p, {{%{sums}, {HIGH_WORD}}}; mov.b64 q, {{%{sums + 1}, {HIGH_WORD}}}; "\n'
-        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, "\n'
+        f'    "mov.b64 p, {{%128, {HIGH_WORD}}}; mov.b64 q, {{%129, {HIGH_WORD}}}; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n256k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, "\n'
         f'    "{turned[0]}, {turned[1]}; }}"\n'
         f'    : {registers} : "r"(a), "r"(b));\n}}\n'
     )

@@ -38,28 +38,6 @@ __device__ __forceinline__ void barrier_arrive_at(u32 bar, int rank) {
           bar), "r"(rank) : "memory");
 }
 
-// The same, after which whoever waits by `barrier_wait_cluster` there sees what this thread has stored.
-__device__ __forceinline__ void barrier_tell(u32 bar, int rank) {
-  asm volatile(
-      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(bar), "r"(rank) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait_cluster(u32 bar, u32 parity) {
-  asm volatile(
-      "{\n .reg .pred done;\n"
-      "again:\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      " @done bra.uni over;\n bra.uni again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
-}
-
-// Four words at the same place in program `rank` of the cluster.
-__device__ __forceinline__ void store_at(u32 to, int rank, int x, int y, int z, int w) {
-  asm volatile(
-      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-      " st.shared::cluster.v4.b32 [there], {%2, %3, %4, %5}; }" ::"r"(to), "r"(rank), "r"(x), "r"(y), "r"(z), "r"(w)
-      : "memory");
-}
-
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -113,13 +91,6 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 from, int
 __device__ __forceinline__ void tma_store_3d(const TensorMap& map, u32 from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
                "r"(x), "r"(y), "r"(z) : "memory");
-}
-
-// The rows of a box that `tma_ragged` would read, and no others.
-__device__ __forceinline__ void tma_store_ragged(const TensorMap& map, u32 from, int x, int row, int end) {
-  constexpr int WRAP = 0x40000000;
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(from),
-               "r"(x), "r"(WRAP - (end - row)), "r"(end), "r"(WRAP) : "memory");
 }
 
 // 16 bytes, zeros behind the first `bytes`.

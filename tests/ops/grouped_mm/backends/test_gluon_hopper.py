@@ -283,30 +283,6 @@ def test_weight_gradients_of_small_groups_have_a_dynamic_scheduler() -> None:
     assert BACKEND.configs(short, H200)[0].dynamic and not BACKEND.configs(long, H200)[0].dynamic
 
 
-@pytest.mark.parametrize("device", [H200, Device.by_name("h100 sxm")], ids=str)
-def test_programs_that_may_drift_draw_their_tiles(device: Device) -> None:
-    """Where n is contiguous in weights far larger than L2 and few rows share them; gpt-oss's gradient of x."""
-
-    def found(rows: int = 256, n: int = 2880, strides: tuple[int, ...] = (5760 * 2880, 2880, 1)) -> set[bool]:
-        problem = Problem(
-            M,
-            groups=128,
-            m=128 * rows,
-            n=n,
-            k=5760,
-            dtype=torch.bfloat16,
-            out_dtype=torch.bfloat16,
-            a_strides=(5760, 1),
-            b_strides=strides,
-            device_type="cuda",
-        )
-        return {config.dynamic for config in BACKEND.configs(problem, device)}
-
-    assert found() == found(rows=512) == {True}
-    assert found(rows=1024) == found(strides=(5760 * 2880, 1, 5760)) == {True, False}
-    assert found(n=1024, strides=(5760 * 1024, 1024, 1)) == {True, False}
-
-
 def _wgrad(groups: int, rows: int, m: int, n: int, device: Device = H200) -> Config:
     problem = Problem(
         K,

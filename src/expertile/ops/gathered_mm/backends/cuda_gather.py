@@ -29,7 +29,6 @@ from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.device import starts_early
-from expertile.ops.launch.launch import tile_counter
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))
@@ -38,7 +37,7 @@ _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in 
 _PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold
 _PRODUCTS = {Product.MM: 0, Product.GATED: 1, Product.BACKWARD: 2}
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
+_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 10, *(_INT,) * 4, _LONG)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Config:
             "BAND": self.group_m,
             "HALF": half,
         }
-        return nvrtc.program(macros, nvrtc.multiply(256, "f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
+        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -130,8 +129,7 @@ def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD, and one for the
-    counter of the tile scheduler."""
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD."""
     p, o = problem, operands
     assert o.rows is not None
     bias, pre, sums = o.bias, o.pre, None
@@ -151,8 +149,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         results = (*outputs, None, None)[:3]  # out, or act and pre
     with torch.cuda.device(o.a.device):
         nbytes = 0 if bias is None else bias.element_size()
-        counter = tile_counter(True, o.offs)
-        given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
+        given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums)
         tensors = (None if x is None else x.data_ptr() for x in given)
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
         kernel = _kernel(config, _key(p), nbytes, _rounded(p.groups), o.a.get_device())

@@ -216,14 +216,6 @@ def _default(problem: Problem, device: Device) -> Config:
     return chosen
 
 
-def _drifts(p: Problem) -> bool:
-    """Whether programs that have their tiles by number must not be relied on: weights far larger than L2, n contiguous,
-    few rows to each. Rows of tiles share what they read of an expert's weights while they keep step, and nothing brings
-    them back once they do not. H100, 128 groups of about 256 rows, 5760 -> 2880: 2.06 ms alone, 4.6 to 4.8 in the
-    backward pass of a layer."""
-    return p.layout is Layout.RAGGED_M and _b_inner(p) != 1 and 48 < _rows(p) <= 512 and _weights_mb(p) > 1800
-
-
 def _h200_default(problem: Problem, device: Device) -> Config:
     """The schedule for a problem on an H200: rules fitted to 393 problems measured with every config (8 to 128 groups,
     16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _HIGH_64, bands and weight gradients anew to
@@ -333,8 +325,6 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
     ordered = (_default(problem, device), *_CANDIDATES, *((_SMALL_M,) if few else ()))
-    if _drifts(problem):
-        ordered = tuple(c for c in ordered if c.dynamic)
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))
 
 
