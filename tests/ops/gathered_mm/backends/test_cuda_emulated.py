@@ -53,6 +53,12 @@ def test_right(module, case, cuda_folder, monkeypatch):
     run_case(backend, case, BACKENDS[module].Config(), "cpu")
 
 
+@pytest.mark.parametrize("case", [c for c in LONGER if c.product is not WGRAD], ids=str)
+def test_right_with_tiles_from_a_counter(case, cuda_folder, monkeypatch):
+    on_host(monkeypatch, cuda_folder, seed=len(case.name))
+    run_case(cuda_gather.BACKEND, case, cuda_gather.Config(dynamic=True), "cpu")
+
+
 def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
     on_host(monkeypatch, cuda_folder, programs=1)
     case = LONGER[3]

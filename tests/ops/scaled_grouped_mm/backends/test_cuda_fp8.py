@@ -71,7 +71,8 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
     ("groups", "rows", "n", "k", "expected"),
     [
         (4, 8192, 4096, 7168, Config()),
-        (8, 512, 7168, 7168, Config()),
+        (8, 512, 7168, 7168, Config(dynamic=False, cluster=True)),
+        (128, 512, 2048, 1536, Config()),
         (128, 128, 1536, 2048, Config(128, 5)),
         (4, 128, 7168, 7168, Config(128, 5, dynamic=False)),
         (32, 16, 4096, 7168, "loads 64 rows where a group has 16"),

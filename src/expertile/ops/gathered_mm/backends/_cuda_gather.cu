@@ -38,6 +38,7 @@ struct Inputs {
   const TensorMap *b_map, *up_map;
   const char *a, *bias;
   const int *rows;
+  int* counter;  // null: program p of P takes tiles p, p + P, p + 2P, ...
   int K, inner;
   long long pitch;
 };
@@ -107,6 +108,8 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
     // The compiler would work them out again for every copy.
 #pragma unroll
     for (int i = 0; i < PASSES; i++) asm volatile("" : "+l"(from[i]));
+    int next = t + gridDim.x;
+    if (in.counter && warp == 0 && lane == 0) next = gridDim.x + atomicAdd(in.counter, 1);
     Tile after;
     copy_bias(s, in, tile, number);
     for (int step = 0; step < steps; step++) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
       ring.advance();
       if (step == ASK || (step == steps - 1 && step < ASK)) {
         if (warp == 0) {
-          t += gridDim.x;
+          t = __shfl_sync(0xffffffffu, next, 0);
           s.queue.send(number + 1, groups.locate(t));
         }
         after = s.queue.receive(number + 1);
@@ -230,7 +233,7 @@ __device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) 
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS + 32 * FINISHERS, 1)
 gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map, const char* a,
             const int* rows, const int* offs, const char* bias, const int* slots, const float* weights, char* out,
-            char* pre, char* dpre, float* sums, int G, int R, int K, int inner, long long pitch) {
+            char* pre, char* dpre, float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
   extern __shared__ char memory[];
   u32 at;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
@@ -269,7 +272,7 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(104));
     if (warp < 4 * CONSUMERS + PRODUCERS / LANES)
-      produce(s, Inputs{&b_map, &up_map, a, bias, rows, K, inner, pitch}, groups);
+      produce(s, Inputs{&b_map, &up_map, a, bias, rows, counter, K, inner, pitch}, groups);
     else
       finish_tiles(s, Outputs{out, pre, dpre, weights, slots, sums, R, inner});
   }

@@ -153,13 +153,17 @@ def slower(problem: ScaledProblem, device: Device) -> str | None:
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first. Few rows: narrower tiles, of which more stages fit; few tiles: a static
-    schedule, for which no counter is set to zero."""
+    schedule, for which no counter is set to zero; some rows and a long K: pairs (H100, 2026-11-26, us beside the
+    dynamic schedule: 32 groups of 512 rows, 7168 -> 4096, 940 and 976; 64 of 1024, 4096 -> 2048, 1004 and 1038; but 8
+    of 2048, 4096 -> 4096, 490 and 470; 128 of 512, 1536 -> 2048, 460 and 425)."""
     wide, pair, narrow = Config(), Config(dynamic=False, cluster=True), Config(128, 5)
-    if _rows(problem) <= _ROWS:
+    rows = _rows(problem)
+    if rows <= _ROWS:
         wide, narrow = narrow, wide
     if _waves(problem, device, wide.block_n) < 8:
         wide = replace(wide, dynamic=False)
-    return tuple(dict.fromkeys((wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, Config(64, 8))))
+    first = pair if 384 <= rows <= 1024 and problem.k >= 4096 else wide
+    return tuple(dict.fromkeys((first, wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, Config(64, 8))))
 
 
 @lru_cache(maxsize=64)
