@@ -99,8 +99,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, 
         "num_warps": 4,
         **FP_FUSION,
         "maxnreg": 168,
-        # Worth its while for few rows, where the launch is a good part of the time. Layers with many rows were 3 to 8 %
-        # slower with PDL (H200, SonicMoE's sizes, peers within 1 %): partly because of `combine`, else unexplained.
+        # Worth its while for few rows, where the launch is a good part of the time (`launch.device.starts_early`).
         "launch_pdl": config.masked,
     }
     i32 = torch.int32
