@@ -1,10 +1,10 @@
 """CUDA C++ kernels for sm_90a on the host: asm statements become calls of cuda_machine.h, g++ compiles the rest.
 
-    kernel = Kernel(source, "gathered_mm", types, threads, smem_bytes, tmp_path)
+    kernel = Kernel(source, "gathered_mm", types, threads, smem_bytes, 1, tmp_path)
     kernel(programs, stream, arguments)    # as nvrtc.Kernel: arguments are TensorMap values, addresses and integers
     on_host(monkeypatch, tmp_path)         # all kernels of nvrtc from here on
 
-Blocks run one after another, so kernels whose blocks wait for each other (clusters) are none for this machine.
+Clusters run one after another, the blocks of each side by side.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _MACHINE = Path(__file__).with_name("cuda_machine.h")
 
 # Of an asm statement's text: the call it becomes, its operands behind what stands here. None: nothing happens.
 _CALLS: tuple[tuple[str, str | None], ...] = (
-    (r"mapa|multicast|barrier\.cluster|cluster_ctarank", "no_clusters("),
+    (r"mapa.*mbarrier\.arrive\.shared::cluster", "mbarrier_arrive_at("),
+    (r"cp\.async\.bulk\.tensor.*multicast::cluster", "tma_load_multicast("),
+    (r"barrier\.cluster\.arrive", "cluster_sync("),
+    (r"cluster_ctarank", "cluster_rank("),
     (r"mbarrier\.init", "mbarrier_init("),
     (r"mbarrier\.try_wait", "mbarrier_wait("),
     (r"mbarrier\.test_wait", "mbarrier_test("),
@@ -147,10 +150,11 @@ def _entry(name: str, types: tuple[Any, ...]) -> str:
         )
     return (
         "struct A { void* p; A(void* x) : p(x) {} template <typename T> operator T*() const { return (T*)p; } };\n"
-        f'extern "C" const char* run(int programs, int threads, long smem, unsigned seed, void** v) {{\n'
+        f'extern "C" const char* run(int programs, int cluster, int threads, long smem, unsigned seed, void** v) {{\n'
         "  static std::string failure;\n  failure.clear();\n  gridDim.x = programs;\n"
-        "  for (blockIdx.x = 0; blockIdx.x < programs && failure.empty(); blockIdx.x++)\n"
-        f"    try {{ machine::run_block(threads, smem, seed + blockIdx.x, [&] {{ {name}({', '.join(given)}); }}); }}\n"
+        "  for (int i = 0; i < programs && failure.empty(); i += cluster)\n"
+        "    try { machine::run_cluster(i, cluster, threads, smem, seed + i, "
+        f"[&] {{ {name}({', '.join(given)}); }}, blockIdx.x); }}\n"
         "    catch (const std::exception& e) { failure = e.what(); }\n  return failure.c_str();\n}\n"
     )
 
@@ -205,19 +209,21 @@ def _compile(made: Path, text: str, folder: Path, *options: str) -> None:
 class Kernel:
     """In the place of `nvrtc.Kernel`. `seed` picks the order in which threads and loads come."""
 
-    def __init__(self, source: str, name: str, types: Any, threads: int, smem_bytes: int, folder: Path) -> None:
+    def __init__(
+        self, source: str, name: str, types: Any, threads: int, smem_bytes: int, cluster: int, folder: Path
+    ) -> None:
         text = f'#include "{_MACHINE.name}"\n' + translated(source) + _entry(name, tuple(types))
         library = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
         if not library.exists():
             _compile(library, text, folder, "-shared")
         self._run = ctypes.CDLL(str(library)).run
         self._run.restype = ctypes.c_char_p
-        self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, 1, 0
+        self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, cluster, 0
 
     def __call__(self, programs: int, stream: int, arguments: Any, early: bool) -> None:
         values = [t(a) if t is not nvrtc.TensorMap else a for t, a in zip(self._types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        failure = self._run(programs, self._threads, ctypes.c_long(self._smem), self.seed, pointers)
+        failure = self._run(programs, self.cluster, self._threads, ctypes.c_long(self._smem), self.seed, pointers)
         if failure:
             raise RuntimeError(failure.decode())
 
@@ -226,7 +232,7 @@ def on_host(patch: pytest.MonkeyPatch, folder: Path, programs: int = 2, seed: in
     """Have kernels that `nvrtc` would compile run here, as that many blocks, with a fault planted in their source."""
 
     def kernel(source: str, name: str, types: Any, threads: int, smem_bytes: int, cluster: int = 1) -> Kernel:
-        made = Kernel(fault(source), name, types, threads, smem_bytes, folder)
+        made = Kernel(fault(source), name, types, threads, smem_bytes, cluster, folder)
         made.seed = seed
         return made
 

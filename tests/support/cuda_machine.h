@@ -1,8 +1,8 @@
-// A machine for CUDA C++ kernels of sm_90a on the host: the threads of a block are fibers, run in a random order.
+// A machine for CUDA C++ kernels of sm_90a on the host: the threads of a cluster's blocks are fibers, run in a random order.
 // `cuda_emulator.py` turns each asm statement of a kernel into a call of a function in here.
 //
 // What is asynchronous happens as late as the program allows, or at a random moment: cp.async when its barrier or group is
-// asked for, wgmma when it is waited for, TMA loads some time later. Shared memory begins as NaN. A block in which nothing
+// asked for, wgmma when it is waited for, TMA loads some time later. Shared memory begins as NaN. A cluster in which nothing
 // can move any more, and an access outside of shared memory, end the run with a message.
 #include <ucontext.h>
 
@@ -54,7 +54,10 @@ struct Warp {  // where the lanes of a warp meet
   uint64_t meeting = 0, values[2][WARP];
 };
 
+struct Block;
+
 struct Fiber {
+  Block* block;
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
@@ -66,28 +69,35 @@ struct Fiber {
 };
 
 struct Block {
+  int index = 0;                             // in the grid
   std::vector<char> shared;
   std::vector<Barrier> barriers;             // one for each 8 bytes of shared memory
-  std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::vector<std::function<void()>> loads;  // TMA under way
   std::vector<int> waiting;                  // at bar.sync, by number
   std::vector<uint64_t> passed;
+};
+
+struct Cluster {
+  std::vector<Block> blocks;
+  std::vector<Fiber> fibers;
+  std::vector<std::function<void()>> loads;  // TMA under way
+  size_t waiting = 0;                        // at barrier.cluster
+  uint64_t passed = 0, progress = 0;
   std::mt19937 random;
   ucontext_t scheduler;
   Fiber* now = nullptr;
-  uint64_t progress = 0;
   std::string failure;
 };
 
-inline Block* block;
+inline Cluster* cluster;
+inline Block* block;  // of the fiber that runs, or of the load that comes
 
-inline void yield() { swapcontext(&block->now->context, &block->scheduler); }
+inline void yield() { swapcontext(&cluster->now->context, &cluster->scheduler); }
 
 template <typename Ready>
 void wait_until(Ready ready) {
   while (!ready()) yield();
-  block->progress++;
+  cluster->progress++;
 }
 
 inline char* shared(uint32_t at, size_t size) {
@@ -104,7 +114,7 @@ inline Barrier& barrier(uint32_t at) {
   return block->barriers[(at - BASE) / 8];
 }
 inline void settle(Barrier& b) {
-  block->progress++;
+  cluster->progress++;
   if (b.pending < 0) throw Failure("more arrivals than a barrier counts");
   if (b.pending == 0 && b.tx == 0) b.phase ^= 1, b.pending = b.count;
 }
@@ -128,8 +138,21 @@ inline void bar_sync(uint32_t number, uint32_t threads) {
   wait_until([&] { return block->passed[number] != before; });
 }
 
-template <typename... T>
-void no_clusters(T&&...) { throw Failure("blocks run one after another here"); }
+// What `work` does in program `rank` of the cluster.
+template <typename Work>
+void in_block(int rank, Work work) {
+  Block* const mine = block;
+  block = &cluster->blocks.at(rank);
+  work();
+  block = mine;
+}
+inline void mbarrier_arrive_at(uint32_t at, int rank) { in_block(rank, [&] { mbarrier_arrive(at); }); }
+inline void cluster_rank(int& rank) { rank = block - cluster->blocks.data(); }
+inline void cluster_sync() {
+  const uint64_t before = cluster->passed;
+  if (++cluster->waiting == cluster->fibers.size()) cluster->waiting = 0, cluster->passed++;
+  wait_until([&] { return cluster->passed != before; });
+}
 
 // ---- copies ----
 
@@ -137,24 +160,24 @@ inline void perform(const Copy& c) {
   char* to = shared(c.to, c.size);
   memset(to, 0, c.size);
   if (c.bytes) memcpy(to, c.from, c.bytes);
-  block->progress++;
+  cluster->progress++;
 }
 inline void cp_async(uint32_t to, const char* from, int size, int bytes) {
   if (to % size || (bytes && reinterpret_cast<uint64_t>(from) % size)) throw Failure("cp.async not aligned");
-  block->now->copies.push_back({to, from, size, bytes});
+  cluster->now->copies.push_back({to, from, size, bytes});
 }
 inline void cp_async_16(uint32_t to, const char* from, uint32_t bytes) { cp_async(to, from, 16, bytes); }
 inline void cp_async_arrive(uint32_t bar) {
-  for (auto& c : block->now->copies) perform(c);
-  block->now->copies.clear();
+  for (auto& c : cluster->now->copies) perform(c);
+  cluster->now->copies.clear();
   mbarrier_arrive(bar);
 }
 inline void cp_async_commit() {
-  block->now->groups.emplace_back(block->now->copies.begin(), block->now->copies.end());
-  block->now->copies.clear();
+  cluster->now->groups.emplace_back(cluster->now->copies.begin(), cluster->now->copies.end());
+  cluster->now->copies.clear();
 }
 inline void cp_async_wait(int left) {
-  auto& groups = block->now->groups;
+  auto& groups = cluster->now->groups;
   for (; int(groups.size()) > left; groups.pop_front())
     for (auto& c : groups.front()) perform(c);
 }
@@ -176,13 +199,11 @@ void each_of_box(const Map& m, const int* at, Each each) {  // (offset in shared
     each(i * m.itemsize, inside ? reinterpret_cast<char*>(address) : nullptr);
   }
 }
-template <typename... Coordinates>
-void tma_load(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
-  const Map m = *static_cast<const Map*>(map);
-  std::vector<int> at{int(coordinates)...};
+inline void tma_load_at(const Map& m, std::vector<int> at, uint32_t to, uint32_t bar) {
   if (int(at.size()) != m.rank) throw Failure("coordinates for another map");
   if (to % 128) throw Failure("box not aligned");
-  block->loads.push_back([=] {
+  cluster->loads.push_back([=, home = block] {
+    block = home;
     uint32_t bytes = 0;
     each_of_box(m, at.data(), [&](uint32_t offset, const char* from) {
       char* x = shared(m.swizzled ? swizzled(to + offset) : to + offset, m.itemsize);
@@ -193,6 +214,19 @@ void tma_load(uint32_t to, const void* map, uint32_t bar, Coordinates... coordin
     b.tx -= bytes;
     settle(b);
   });
+}
+template <typename... Coordinates>
+void tma_load(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
+  tma_load_at(*static_cast<const Map*>(map), {int(coordinates)...}, to, bar);
+}
+// The mask of programs stands behind the coordinates.
+template <typename... Coordinates>
+void tma_load_multicast(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
+  std::vector<int> at{int(coordinates)...};
+  const int mask = at.back();
+  at.pop_back();
+  for (int rank = 0; mask >> rank; rank++)
+    if (mask >> rank & 1) in_block(rank, [&] { tma_load_at(*static_cast<const Map*>(map), at, to, bar); });
 }
 template <typename... Coordinates>
 void tma_store(const void* map, uint32_t from, Coordinates... coordinates) {
@@ -243,10 +277,10 @@ inline void rcp(float& to, float x) { to = 1 / x; }
 
 // ---- warps ----
 
-inline int lane() { return block->now->thread % WARP; }
+inline int lane() { return cluster->now->thread % WARP; }
 // What all lanes of the warp brought.
 inline const uint64_t* meet(uint64_t mine) {
-  Warp& w = block->warps[block->now->thread / WARP];
+  Warp& w = block->warps[cluster->now->thread / WARP];
   const uint64_t meeting = w.meeting;
   w.values[meeting & 1][lane()] = mine;
   if (++w.arrived == WARP) w.arrived = 0, w.meeting++;
@@ -314,7 +348,7 @@ inline float value(const Product& p, uint32_t word, int turned, int i, int k) {
   return value_of(load<uint16_t>(element(word, turned, i, k)), p.half);
 }
 inline void perform(const Product& p) {
-  const int warp = block->now->thread % 128 / WARP, row = warp * 16 + lane() / 4, column = lane() % 4 * 2;
+  const int warp = cluster->now->thread % 128 / WARP, row = warp * 16 + lane() / 4, column = lane() % 4 * 2;
   const int summands = 32 / p.bytes;
   float a[2][32];
   for (int k = 0; k < summands; k++)
@@ -328,20 +362,20 @@ inline void perform(const Product& p) {
       }
       p.sum[n / 2 + j] = top, p.sum[n / 2 + 2 + j] = low;
     }
-  block->progress++;
+  cluster->progress++;
 }
 inline void wgmma(int n, int half, int turned_a, int turned_b, float* sum, uint32_t a, uint32_t b) {
-  block->now->open.push_back({sum, a, b, n, 1, 2, half, turned_a, turned_b});
+  cluster->now->open.push_back({sum, a, b, n, 1, 2, half, turned_a, turned_b});
 }
 inline void wgmma_fp8(int n, int more, float* sum, uint32_t a, uint32_t b) {
-  block->now->open.push_back({sum, a, b, n, more, 1, 0, 0, 0});
+  cluster->now->open.push_back({sum, a, b, n, more, 1, 0, 0, 0});
 }
 inline void wgmma_commit() {
-  block->now->products.push_back(std::move(block->now->open));
-  block->now->open.clear();
+  cluster->now->products.push_back(std::move(cluster->now->open));
+  cluster->now->open.clear();
 }
 inline void wgmma_wait(int left) {
-  auto& products = block->now->products;
+  auto& products = cluster->now->products;
   for (; int(products.size()) > left; products.pop_front())
     for (auto& p : products.front()) perform(p);
   meet(0);  // .sync.aligned: the warp goes on together
@@ -352,48 +386,59 @@ inline void cvta(uint32_t& at, const void*) { at = BASE; }
 // ---- a launch ----
 
 struct Place { int x = 0; };
-inline Place thread_place() { return {block->now->thread}; }
+inline Place thread_place() { return {cluster->now->thread}; }
 
 inline std::function<void()>* body;
 inline void enter() {
   try {
     (*body)();
   } catch (const std::exception& e) {
-    block->failure = e.what();
+    cluster->failure = e.what();
   }
-  block->now->done = true;
-  block->progress++;
+  cluster->now->done = true;
+  cluster->progress++;
   for (;;) yield();
 }
 
-inline void run_block(int threads, size_t smem_bytes, unsigned seed, std::function<void()> kernel) {
-  Block here;
-  block = &here;
+// Blocks `first` to `first` + `count` - 1 of the grid.
+inline void run_cluster(int first, int count, int threads, size_t smem_bytes, unsigned seed, std::function<void()> kernel,
+                        int& index) {
+  Cluster here;
+  cluster = &here;
   body = &kernel;
   here.random.seed(seed);
-  here.shared.assign(smem_bytes, char(0xFF));
-  here.barriers.resize(smem_bytes / 8 + 1);
-  here.warps.resize(threads / WARP);
-  here.waiting.assign(16, 0);
-  here.passed.assign(16, 0);
-  here.fibers.resize(threads);
-  std::vector<int> order(threads);
-  for (int i = 0; i < threads; i++) {
-    Fiber& f = here.fibers[i];
-    order[i] = f.thread = i;
-    f.stack.reset(new char[1 << 16]);
-    getcontext(&f.context);
-    f.context.uc_stack = {f.stack.get(), 0, 1 << 16};
-    f.context.uc_link = nullptr;
-    makecontext(&f.context, enter, 0);
+  here.blocks.resize(count);
+  here.fibers.resize(count * threads);
+  std::vector<int> order(here.fibers.size());
+  for (int n = 0; n < count; n++) {
+    Block& b = here.blocks[n];
+    b.index = first + n;
+    b.shared.assign(smem_bytes, char(0xFF));
+    b.barriers.resize(smem_bytes / 8 + 1);
+    b.warps.resize(threads / WARP);
+    b.waiting.assign(16, 0);
+    b.passed.assign(16, 0);
+    for (int i = 0; i < threads; i++) {
+      const int number = order[n * threads + i] = n * threads + i;
+      Fiber& f = here.fibers[number];
+      f.block = &b;
+      f.thread = i;
+      f.stack.reset(new char[1 << 16]);
+      getcontext(&f.context);
+      f.context.uc_stack = {f.stack.get(), 0, 1 << 16};
+      f.context.uc_link = nullptr;
+      makecontext(&f.context, enter, 0);
+    }
   }
-  for (int left = threads; left;) {
+  for (size_t left = order.size(); left;) {
     const uint64_t before = here.progress;
     std::shuffle(order.begin(), order.end(), here.random);
     for (int i : order) {
       Fiber& f = here.fibers[i];
       if (f.done) continue;
       here.now = &f;
+      block = f.block;
+      index = block->index;
       swapcontext(&here.scheduler, &f.context);
       if (!here.failure.empty()) throw Failure(here.failure);
       left -= f.done;
@@ -427,7 +472,7 @@ inline unsigned __ballot_sync(unsigned, int x) {
 using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline void __syncwarp() { machine::meet(0); }
-inline void __syncthreads() { machine::bar_sync(0, machine::block->fibers.size()); }
+inline void __syncthreads() { machine::bar_sync(0, machine::block->warps.size() * machine::WARP); }
 inline int atomicAdd(int* at, int x) { const int before = *at; *at += x; return before; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return x / y; }

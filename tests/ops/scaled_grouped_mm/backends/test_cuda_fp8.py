@@ -24,7 +24,8 @@ from tests.support import aot
 from tests.support.cuda_emulator import COMPILER, on_host, without
 
 H200 = Device.by_name("h200")
-CONFIGS = (Config(), Config(dynamic=False, cluster=True), Config(dynamic=False), Config(128, 5), Config(64, 8))
+PAIR = Config(dynamic=False, cluster=True)
+CONFIGS = (Config(), PAIR, Config(dynamic=False), Config(128, 5), Config(64, 8))
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
     ("groups", "rows", "n", "k", "expected"),
     [
         (4, 8192, 4096, 7168, Config()),
-        (8, 512, 7168, 7168, Config(dynamic=False, cluster=True)),
+        (8, 512, 7168, 7168, PAIR),
         (128, 512, 2048, 1536, Config()),
         (128, 128, 1536, 2048, Config(128, 5)),
         (4, 128, 7168, 7168, Config(128, 5, dynamic=False)),
@@ -192,14 +193,15 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False)], ids=str)
+@pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR], ids=str)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`."""
     on_host(monkeypatch, cuda_folder)
     monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
     monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
     longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
-    for case in (*cases.CASES, longer):
+    odd = cases.Case("odd", cases.M, cases.BLOCK, (130, 300, 90), n=192, k=256)  # programs of pairs without a tile
+    for case in (*cases.CASES, longer, odd):
         operands = cases.make(case)
         problem = cases.problem_of(case, operands)
         if BACKEND.supports(problem, H200) is None:
@@ -208,21 +210,28 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
             cases.check(case, out, operands)
 
 
+FAULTS = {
+    "a stage is read before it is full": (Config(), without("multiply_step", "barrier_wait")),
+    "a tile is never given back": (Config(), without("compute", "barrier_arrive")),
+    "the other program does not hear that a stage is free": (PAIR, lambda s: s.replace("lane < CLUSTER", "lane < 1")),
+    "both programs load what they share": (PAIR, lambda s: s.replace("if (rank == 0) tma_3d_both", "tma_3d_both")),
+}
+
+
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize(
-    "fault", [without("multiply_step", "barrier_wait"), without("compute", "barrier_arrive")], ids=("full", "tile")
-)
-def test_a_fault_shows_on_the_host(fault, cuda_folder, monkeypatch):
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
+    config, fault = FAULTS[name]
     monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
     monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
     case = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168)
     operands = cases.make(case)
     for seed in range(4):
         with monkeypatch.context() as patch:
-            on_host(patch, cuda_folder, programs=1, seed=seed, fault=fault)
+            on_host(patch, cuda_folder, programs=1 + config.cluster, seed=seed, fault=fault)
             out = cases.poisoned_out(case)
             try:
-                BACKEND.run(cases.problem_of(case, operands), operands, Config(), out)
+                BACKEND.run(cases.problem_of(case, operands), operands, config, out)
                 cases.check(case, out, operands)
             except (AssertionError, RuntimeError):
                 return

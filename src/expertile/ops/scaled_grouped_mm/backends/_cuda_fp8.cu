@@ -299,7 +299,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           if (boxes) tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, step);
           if (CLUSTER == 2 && tile.share == SHARE_B) {
             if (rank == 0) tma_3d_both(b, b_wide_map, bar, k, tile.col, tile.group);
-          } else if (tile.width == BLOCK_N) {
+          } else if (boxes && tile.width == BLOCK_N) {
             tma_3d(b, b_wide_map, bar, k, tile.col, tile.group);
           } else {
             for (int i = 0; i < across; i++) tma_3d(b + i * B_BOX, b_map, bar, k, tile.col + i * GRAIN, tile.group);

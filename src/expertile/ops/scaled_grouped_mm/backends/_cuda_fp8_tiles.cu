@@ -31,7 +31,7 @@ __device__ __forceinline__ Tile locate(int t, int n_full, int rest, int rank, in
     m = rows - 1;
     found.share = 2 * tile + 1 < across ? SHARE_A : SHARE_NONE;
   }
-  const bool narrow = n >= n_full;
+  const bool narrow = n >= n_full && rest;  // beside the last of full tiles, a program without a tile waits for the other
   found.row = n < across ? row + m * ROWS : found.row_end;
   found.width = narrow ? (rest + GRAIN - 1) / GRAIN * GRAIN : BLOCK_N;
   found.col = n * BLOCK_N;
