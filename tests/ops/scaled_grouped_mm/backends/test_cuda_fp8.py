@@ -196,11 +196,11 @@ def test_tiles_cover_the_result_once(config, n, tmp_path: Path):
 @pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR], ids=str)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`."""
-    on_host(monkeypatch, cuda_folder)
+    on_host(monkeypatch, cuda_folder, programs=4)
     monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
     monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
     longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
-    odd = cases.Case("odd", cases.M, cases.BLOCK, (130, 300, 90), n=192, k=256)  # programs of pairs without a tile
+    odd = cases.Case("odd", cases.M, cases.BLOCK, (0, 1, 284, 9), n=576, k=128)  # programs of pairs without a tile
     for case in (*cases.CASES, longer, odd):
         operands = cases.make(case)
         problem = cases.problem_of(case, operands)

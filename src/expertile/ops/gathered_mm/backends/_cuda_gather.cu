@@ -204,6 +204,7 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
     } else {
       for (int step = 0; step < steps; step++) {
         barrier_wait(s.full + ring.stage * 8, ring.parity);
+        __syncwarp();  // no lane must miss what another gives back
         if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
         ring.advance();
       }

@@ -319,9 +319,12 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       const Tile tile = received(s.tile + slot * 32);
       if (tile.width == 0) break;
       if (tile.row + group * 64 >= tile.row_end) {
+        // No wgmma keeps the lanes together here: none must miss what the others give back.
+        __syncwarp();
         if (lane == 0) barrier_arrive(s.tile_empty + slot * 8);
         for (int step = 0, stage = 0; step < steps; step++) {
           barrier_wait(s.full + stage * 8, ring.parity(stage));
+          __syncwarp();
           s.give_back(stage);
           ring.passed(stage);
           stage = stage + 1 == STAGES ? 0 : stage + 1;
