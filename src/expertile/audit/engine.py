@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, limits, links, solve, tables, told, totals
+from expertile.audit.rules import claims, equations, limits, peaks, solve, tables, told, totals
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, limits.mfu, limits.shares, limits.sparse_peaks, links.limits, tables.columns),
+    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns),
     *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
     *(claims.ranges, claims.failed_checks, claims.attention_share),

@@ -23,6 +23,8 @@ _NAMES = {
     "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|world[ _]size|tp|"
     r"tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
+    "layers": r"(?i:(?:num|n|number of)[ _](?:hidden[ _])?layers|n_?layers?|layers)",
+    "elements": r"(?i:(?:num|n|number of)?[ _]?(?:elements|elems|floats)|numel)",
     "concurrency": r"(?i:(?:max[ _])?concurren(?:cy|t[ _](?:requests|users|clients))|"
     r"(?:num[ _])?(?:users|clients|streams)|#?running(?:[- ]req\w*)?)",
     "size": r"(?i:(?:matrix |problem )?(?:size|dim(?:ension)?s?|shape)|dimensions ?\(m ?= ?n ?= ?k\)|matrix)",
@@ -31,7 +33,7 @@ _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
 # "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between, and a space for the sign.
 _SPACE = dict.fromkeys(
     ("batch", "heads", "seq", "head_dim", "hidden", "topk", "accum", "concurrency"), r"|(?<=[A-Za-z]{2})\s+"
-)
+) | dict.fromkeys("mnk", r"|(?<=--[mnk])\s+")
 _KEYED = {
     name: re.compile(
         rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
@@ -47,36 +49,37 @@ _EACH = [
 _COUNTED = {
     "experts": re.compile(rf"({_INT})[ -](?i:experts)\b(?! ?=)"),
     "heads": re.compile(rf"({_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
+    "kv_heads": re.compile(rf"({_INT})[ -](?i:(?:kv|key[-/ ]value|k/v) heads)\b"),
+    "layers": re.compile(rf"({_INT})[ -](?i:(?:transformer |decoder |hidden )?layers)\b"),
+    "elements": re.compile(rf"({_INT}) (?i:(?:fp\d+ |float\d* )?(?:elements|floats))\b"),
     "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS](\d+)\b|{_EACH[0]}"),
-    "seq": re.compile(rf"{_EACH[1]}|({_INT}) (?:(?:output|generated|new|prompt|input) )?tokens each\b"),
+    "seq": re.compile(
+        rf"{_EACH[1]}|({_INT}) (?:(?:output|generated|new|prompt|input) )?tokens each\b|"
+        rf"(?:prompt|sequence|context|request)s? (?:length )?of ({_INT}) tokens"
+    ),
     "size": re.compile(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
     "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
         r"(?<![.,\d])\b(\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b"
+        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b|\bn[Gg]pus (\d+)"
     ),
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
-    r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|"
-    r"rank|tokens|matmul|gemm|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+    r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
+    r"rank|tokens|layers|elem|floats|matmul|gemm|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
 )
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
-)
-_TIMES = re.compile(
-    r"(?<![\dx×])\(?(?P<m>\d{2,6}) ?[x×] ?(?P<k>\d{2,6})\)? ?(?:times|by|@|\*|·|and|with a) ?(?:B )?"
-    r"\(?(?P<l>\d{2,6}) ?[x×] ?(?P<n>\d{2,6})(?![\dx×])"
 )
 _SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
     r"\b([MNKmnk])[\Wx]{1,3}([MNKmnk])[\Wx]{1,3}([MNKmnk])\W{1,5}(\d{2,6})[\Wx]{1,3}(\d{2,6})[\Wx]{1,3}(\d{2,6})(?!\d)"
 )
 _NODES = re.compile(r"(?i)\b(\d{1,4}) (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having) (\d{1,2})\b")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
-_CUBE = re.compile(r"\b(?P<a>\d{2,6}) ?(?:\^ ?3|³)")
 
 # A word that names a number format, and phrases of several words.
 FORMATS = (
@@ -99,7 +102,9 @@ _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 
 
-_NOT_IN = re.compile(r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+")
+_NOT_IN = re.compile(
+    r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)"
+)
 
 
 def _formats(text: str) -> list[str]:
@@ -176,15 +181,10 @@ def facts(text: str) -> Facts:
                 stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
         stated.setdefault("gpus", []).append(_int(m[1]) * _int(m[2]))
-    for m in _TIMES.finditer(text):  # "4096x1024 times 1024x512"
-        if m["k"] == m["l"]:
-            for name in "mnk":
-                stated.setdefault(name, []).append(_int(m[name]))
     # "1,024" is one number; a product counts from 2 on.
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]
-    cubes = [(int(m["a"]),) * 3 for m in _CUBE.finditer(text)]
-    stated["tuples"] = [*(tuple(int(g) for g in m.groups() if g) for m in tuples), *cubes]
+    stated["tuples"] = [*(tuple(int(g) for g in m.groups() if g) for m in tuples)]
     each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
     return Facts(each, bool(_FOREIGN.search(text)))
 

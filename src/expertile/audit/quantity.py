@@ -46,8 +46,8 @@ _BOUND = re.compile(
     r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
-    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range> ?(?:-|–|—|to|"
-    rf"\.\.\.?) ?(?P<b>{NUMBER}))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
+    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range>(?P<k>[kKM]?) ?(?:-|–|—|to|"
+    rf"\.\.\.?) ?(?P<b>{NUMBER})(?=(?P=k)))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
 _SYMBOLS = (
@@ -73,6 +73,8 @@ _GLOSSARY = (
     "requests: 请求; USD: 美元; cost: 成本; saved: 节省 节约; thus: 则"
 )
 _CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
+_TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
+_TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _WIDE = str.maketrans(
@@ -86,6 +88,7 @@ def clean(text: str) -> str:
     if _HAN.search(text):
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
+    text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text
     text = _PRICE.sub("€", re.sub(r"(?<=[\w$}.)])~(?=[\w\\$])", " ", text))
@@ -95,7 +98,7 @@ def clean(text: str) -> str:
     return re.sub(r"[{}]", " ", text) if "\\" in text else text
 
 
-_HYPHENED = re.compile(r"(?:hour|minute|second|day)(?= \w)")  # "a 6-hour run"
+_HYPHENED = re.compile(r"(?:hour|minute|second|day|token)(?= \w)")  # "a 6-hour run"
 
 
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
@@ -203,36 +206,36 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         value, at = _value(m["a"], of), m.start()
         if of.kind == "bytes" and (times := _TIMES_OVER.search(before)):  # "reads 2 x 67 MB"
             value, at = value * int(times[1]), m.start() - len(times[0])
-        rose = m["b"] and re.search(r"(?i)\bfrom ?$", before)
+        change = re.search(r"(?i)\bfrom ?$", before)
+        rose = m["b"] and change
         if m["b"] and not rose:
             other = _value(m["b"], of)
             value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
         # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
-        ranged = of.kind in ("ratio", "percent") and re.match(r" ?(?:[-–—]|to) ?\d", text[end:])
+        ranged = of.kind in ("ratio", "percent") and not change and re.match(r" ?(?:[-–—]|to) ?\d", text[end:])
         # "-2.6 % (vs 48 % before)" names a base of its own.
         based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
         sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
-        if rose:  # "from 1,850 to 2,405 tokens/s" are two figures
-            shown, at = f"{m['a']} {text[m.end() : end].strip()}", m.start("b")
-            parts = (after, -1, sure, of.per_device, m.start(), m.end("a"), of.noun)
-            found.append(Quantity(of.kind, value, shown, label, line, *parts))
-            value, label = _value(m["b"], of), "to"
-        # "1.2, 1.4 and 1.3 ms"
+        # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
-        for one in re.finditer(NUMBER, text[listed.start() : m.start()]) if listed else ():
-            each = _value(one[0], of)
-            if 0.05 < each.mid / (value.mid or 1) < 20:
-                start = m.start() - len(text[listed.start() : m.start()]) + one.start() if listed else 0
-                parts = (after, -1, sure, of.per_device, start, start + len(one[0]), of.noun)
-                found.append(Quantity(of.kind, each, f"{one[0]} {text[m.end() : end].strip()}", label, line, *parts))
+        more = [(m["a"], m.start())] if rose else []
+        more += [(x[0], listed.start() + x.start()) for x in re.finditer(NUMBER, listed[0])] if listed else []
+        for digits, start in more:
+            each, shown = _value(digits, of), f"{digits} {text[m.end() : end].strip()}"
+            if rose or 0.05 < each.mid / (value.mid or 1) < 20:
+                parts = (after, -1, sure, of.per_device, start, start + len(digits), of.noun)
+                found.append(Quantity(of.kind, each, shown, label, line, *parts))
+        if rose:
+            value, label, at = _value(m["b"], of), "to", m.start("b")
         last = found[-1] if found else None  # "14 min 20 s"
         if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and value.hi < last.value.mid / 2:
             value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
-        found.append(named(q) if name else q)
+        q = named(q) if name else q
+        found.append(replace(q, kind="s_per_token") if cell is None and is_tpot(q) else q)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Table, is_numeric
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.quantity import Quantity, clean, is_tpot, named, quantities
+from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
@@ -86,6 +86,12 @@ class Row:
         hence = len(listed) == 2 and re.match(r"\W*(?:So|Thus|Hence|That|This|Therefore)\b", self.text)
         of_it = hence or self.report.blocks[self.block - 1].kind == "list"
         return self.of_these(listed) if listed and of_it else None
+
+    @cached_property
+    def above_lines(self) -> list["Row"]:
+        """The lines of text right above the row, in its block and the one before."""
+        lines = self.report.lines_of_text
+        return [r for r in lines if self.block - 1 <= r.block <= self.block and 0 < self.line - r.line < 14]
 
     def clause(self, q: Quantity) -> str:
         """The part of a sentence, between semicolons, that a figure stands in."""
@@ -294,17 +300,6 @@ class Report:
             if key:
                 record[key[1].lower()] = row
 
-    def after(self, grid: Grid) -> list[Row]:
-        """The line below lines alike, its figures in their columns where it has as many of each kind."""
-        last = grid.rows[-1].line
-        row = next((r for r in self.lines_of_text if r.block == grid.block and last < r.line <= last + 2), None)
-        columns = {q.kind: q.column for q in reversed(grid.rows[-1].quantities)}
-        if row is None or not _SUMMARY.search(row.text):
-            return []
-        summary = replace(row, quantities=[replace(q, column=columns.get(q.kind, -1)) for q in row.quantities])
-        summary.report, summary.summary = self, True  # type: ignore[misc]
-        return [summary]
-
     def bytes_near(self, row: Row) -> list[Quantity]:
         """The bytes that the row's block or the text right above it states."""
         last = next((b for b in range(row.block - 1, -1, -1) if self.blocks[b].kind != "heading"), row.block)
@@ -344,6 +339,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
     for block, groups in alike.items():
         for behind, rows in groups.items():
             bare = [r for b, group in groups.items() if b != behind and behind.startswith(b) for r in group]
+            bare = [r for r in bare if r.quantities[0].kind == rows[0].quantities[0].kind]
             if len(rows) + bool(bare) < 3 or len(rows) < 2 or len(rows[0].quantities) < 2:
                 continue
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
@@ -393,6 +389,5 @@ def _lines(index: int, block: Block) -> list[Row]:
     rows = []
     for m in _SENTENCE.finditer(joined):
         figures = [replace(q, line=number(m.start() + q.start)) for q in quantities(m[0], 0)]
-        figures = [replace(q, kind="s_per_token") if is_tpot(q) else q for q in figures]
         rows.append(Row("line", number(m.start()), m[0], figures, index))
     return rows

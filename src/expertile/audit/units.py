@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 # Kinds of quantity and their dimensions. Those without are ratio, percent, other (a unit that no rule uses) and number
@@ -91,12 +91,16 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
     ("rate", r"(?P<p>[MGTP])(?i:f/s)\b"),
     ("bandwidth", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>[Bb])ps\b"),
+    (
+        "bandwidth",
+        r"(?P<p>[GT])(?P<b>b)(?:it|E)?(?= ?-?(?:[Ee]thernet|[Ii]nfini[Bb]and|IB|NICs?|NDR|HDR|EDR|RoCE)\b|(?<=E)\b)",
+    ),
     ("gpu*s", r"(?i:gpu)[ -]?(?P<t>h|hours?|hrs?|days?)\b"),
     ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
     ("flop", r"(?P<p>)[Oo]ps?(?= ?/ ?(?i:b|byte)s?\b)"),
     ("flop", r"(?P<p>[kMGTP])(?P<mac>MACs?)\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|bits?|b(?=\b)|[Bb]ytes?)\b"),
-    ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s))\b"),
+    ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s)|[Bb]its?(?= ?/ ?(?:param|weight|elem)| per (?:param|weight|elem)))\b"),
     ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
     ("items", rf"(?P<p>[kKM])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
@@ -107,7 +111,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
     ("time", rf"(?P<t>{_TIME})\b"),
-    ("percent", r"%|percent\b|pct\b"),
+    ("percent", r"%(?:[ -]points)?|percent(?:age points)?\b|pct\b|pp\b"),
     (
         "ratio",
         rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|"
@@ -178,6 +182,7 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         two = 2.0 ** (10 * " kmgt".index(prefix or " "))
         low, high = (two if groups.get("bin") else low), two
         bits = kind == "bandwidth" and groups.get("b") == "b" and (groups.get("p") or "").isupper()
+        bits |= not prefix and (groups.get("b") or "").lower().startswith("bit")
         low, high = (low / 8, low / 8) if bits else (low, high)
     elif kind in ("time", "gpu*s"):
         name = groups["t"] or "s"
@@ -191,11 +196,14 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
 _STATISTIC += r"processed|served|generated|completed|seen|sent)"
-_BARE = re.compile(rf"(?i)\b([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b")
+_BARE = re.compile(
+    rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b"
+)
 _GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)(?:^|[ _])\W*(?:(?:total|training|generated|completed|successful|processed|output)[ _](?:\w+[ _])?"
+    r"(?i)(?:^|[ _])\W*(?:(?:total|training|generated|completed|successful|processed|output|input|prompt)[ _]"
+    r"(?:\w+[ _])?"
     r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?|"
     r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
 )
@@ -264,6 +272,8 @@ def unit_of_name(name: str) -> Unit | None:
         unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.
         if length == len(tail) > (0 if start and tail in ("s", "h", "w", "W", "J") else 1):
+            if unit.kind == "tokens" and _COUNT.search(name) and re.search(r"(?i)\b(?:avg|average|mean)\b", spaced):
+                return replace(unit, kind="token/item")
             return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit

@@ -11,7 +11,7 @@ from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
 
-_MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving)"
+_MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
 _LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
@@ -24,8 +24,6 @@ _CHANGED = re.compile(
 _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
 )
-_NAME = r"(?:fp|bf|int|float|bfloat)\d+|\d+[ -]?bits?"
-_IN = re.compile(rf"(?i)\b({_NAME})(?: (?!and|to|from|vs)\w+){{0,2}}\W*(?=\|)|(?<=\|)\W*(?:in|as|at)? ?\(?({_NAME})")
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
 )
@@ -52,7 +50,11 @@ def compression(report: Report) -> Iterator[Finding]:
         near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
         for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
             yield from _ratio(row, q, near, wide)
-        yield from _sizes(row)
+        held, bits = [b for b in row.of("bytes") if b.value.mid > 1e3], _bits(row.text)
+        one = len({*_OBJECT.findall(row.text.lower())}) < 2 and not _NOT_BITS.search(row.text)
+        if one and len(held) == len(bits) == 2 and all(b.exact for b in held):  # "12 GB in FP16 and 2 GB in INT4"
+            large, small = sorted(held, key=lambda b: -b.value.mid)
+            yield from _beyond(large, small, bits, True)
     for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
         yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
     for grid in report.grids:
@@ -81,28 +83,6 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
         at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
         message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
         yield finding(INCONSISTENT if known else QUESTION, "compression", message, q, lines=tuple(r.line for r in near))
-
-
-def _sizes(row: Row) -> Iterator[Finding]:
-    """ "12 GB in FP16 and 2 GB in INT4", "from bf16 (65.5 GB) to 4 bit, 9.8 GB", "70B in 4 bits takes 20 GB"."""
-    held, bits = [q for q in row.of("bytes") if q.exact and q.value.mid > 1e3], _bits(row.text)
-    if not held or not bits:
-        return
-    if len({*_OBJECT.findall(row.text.lower())}) < 2 and not _NOT_BITS.search(row.text):
-        around = ((q, row.text[max(0, q.start - 24) : q.start] + "|" + row.text[q.end :][:16]) for q in held)
-        beside = ((q, m) for q, text in around if (m := _IN.search(text)))
-        yield from _column([((m[1] or m[2]).replace(" ", ""), q) for q, m in beside], [])
-        if len(held) == len(bits) == 2 and all(q.exact for q in row.of("bytes")) and _CHANGED.search(row.text):
-            yield from _beyond(max(held, key=lambda q: q.value.mid), min(held, key=lambda q: q.value.mid), bits, True)
-        models = {float(n) * 1e9 for n in re.findall(r"(?<![\w.])(?:\w+-)?(\d+(?:\.\d+)?)[bB]\b(?!/)", row.text)}
-        other = re.search(r"(?i)kv|cache|per (?:gpu|layer|device)|/gpu|moe|active", row.text)
-        held = [q for q in held if re.search(r"(?i)weight|tak|occup|needs", q.label[-24:])] or held
-        weights = bits[0] <= 8 or re.search(r"(?i)param|weight", row.text)
-        if len(models) == len(bits) == 1 and weights and not other:
-            least, q = models.pop() * bits[0] / 8, min(held, key=lambda q: q.value.mid)
-            if 0.2 * least < q.value.hi < 0.93 * least:
-                message = f"so many parameters take {si(least, 'B')} in {bits[0]} bits, not {q.text}: of which model?"
-                yield finding(QUESTION, "compression", message, q)
 
 
 def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool) -> Iterator[Finding]:

@@ -43,8 +43,15 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
 _LIMIT = re.compile(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
     r"\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|"
-    r"cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm)[^.,;]{0,12} (?:gives?|delivers|"
-    r"provides?|offers?|supports?|has)\b"
+    r"cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|"
+    r"(?:nvlink|pci-?e|hbm|ethernet|infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
+)
+# What calls a figure a peak, and a percentage one of a peak.
+PEAK = re.compile(
+    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
+)
+SHARE = re.compile(
+    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
 )
 MEASURED = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"

@@ -16,13 +16,13 @@ from expertile.audit.quantity import Quantity
 from expertile.audit.report import Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.work import Term, work_of
-from expertile.audit.units import UNTYPED
+from expertile.audit.units import UNTYPED, product
 
 
 @dataclass(frozen=True)
 class Law:
     """Says of `a` × `b` = `c` more than their units do. `sure`: whether a row alone is accused, "always", where the
-    figures are "close", follow ("hence") or are said to be "moved"; `also`: factors that conventions bring; `several`:
+    figures stand "near" each other or are said to be "moved"; `also`: factors that conventions bring; `several`:
     counts of GPUs, sequences and batches may stand between; `unless`: words that make it silent."""
 
     rule: str
@@ -45,6 +45,13 @@ _NOT_ALL = (
 _SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each(?! (?:stream|user|request|client))"
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
+# The directions of a link.
+ONE_WAY = re.compile(
+    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
+    r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
+    r"transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
+)
+BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
 LAWS = (
     Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
@@ -55,13 +62,13 @@ LAWS = (
         unless=_COLLECTIVE,
         sure="moved",
     ),
-    Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="close"),
+    Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="near"),
     Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item token/item", several=True, unless=_NOT_ALL, sure="always"),
-    Law("tokens/s", "s_per_token tokens time", several=True, unless=_ONE_PASS, sure="close"),
-    Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure="hence"),
-    Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure="hence"),
+    Law("tokens/s", "s_per_token tokens time", several=True, unless=_ONE_PASS, sure="near"),
+    Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure="near"),
+    Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure="near"),
     Law("tokens/s", "tokens_per_s items_per_s token/item", (1.0, 2.0, 0.5), several=True),
     Law("intensity", "intensity bandwidth rate", (1.0, 2.0, 0.5)),
     Law("intensity", "intensity bytes flop", unless="ridge|balance|machine", sure="always"),
@@ -81,6 +88,13 @@ _DERIVED = (
 
 def law_of(a: str, b: str, c: str) -> Law:
     return _BY_KINDS.get(frozenset((a, b, c))) or Law("product", f"{a} {b} {c}", several=True)
+
+
+def combine(a: Term, b: Term, sign: int) -> Term:
+    """a × b, or a ÷ b with `sign` -1."""
+    value, mark = (a.value * b.value, "×") if sign > 0 else (a.value / b.value, "in" if b.kind == "time" else "÷")
+    mark = mark if a.lines else "÷"
+    return Term(product(a.kind, b.kind, sign), value, f"{a.text} {mark} {b.text}", (*a.lines, *b.lines), None, a.also)
 
 
 @lru_cache(maxsize=4096)
@@ -170,7 +184,7 @@ def parameters(row: Row) -> float | None:
     return None
 
 
-_SINGLE = re.compile(
+SINGLE = re.compile(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
@@ -181,7 +195,7 @@ def weights(row: Row, q: Quantity) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
     # One stream is a time for each token, or what is said to be one.
-    single = batch.value == 1 if batch else q.kind == "s_per_token" or _SINGLE.search(f"{row.words} {row.lead}")
+    single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
     if not single or max(report.everything.of("concurrency") or (1,)) > 1:
         return None
     held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]

@@ -13,24 +13,22 @@ from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.made import TYPED, below
 from expertile.audit.units import unit_of_name
 
-_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to")
+_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_CALLS = re.compile(
-    r"(?<![\d,.])(\d[\d,]{0,9}) (?:times|calls|launches|invocations|iterations|runs|kernels|steps|layers)\b"
-)
 _REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
 _OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
 _ADDS = ("time", "bytes", "percent")
+_SPENT = re.compile(r"(?i)where .*(?:time|step)|spen[dt]|break ?down|split|share of|distribution|profile")
 
 
 def totals(report: Report) -> Iterator[Finding]:
     """Each summary of a table, each sentence that lists figures and sums them up, and shares that exceed the whole."""
     for grid in (g for g in report.tables if not any(_HIDDEN.search(row.text) for row in g.rows)):
         held: list[Row] = []
-        for row in (*grid.rows, *(report.after(grid) if not grid.drawn else ())):
+        for row in grid.rows:
             if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
                 yield from _summary(grid, row, held)
                 held = []
@@ -45,7 +43,11 @@ def totals(report: Report) -> Iterator[Finding]:
         yield from _listed(row)
     stages = [row for row in report.lines_of_text if report.blocks[row.block].kind != "prose"]
     for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
-        yield from _added([row.quantities[0] for _, row in some if len(row.quantities) == 1])
+        held = [row for _, row in some if len(row.quantities) == 1]
+        yield from _added([row.quantities[0] for row in held])
+        shares = [q for row in held for q in row.of("percent") if q.exact]
+        if len(shares) == len(held) > 2 and _SPENT.search(f"{held[0].headings} {held[0].lead} {held[0].text}"):
+            yield from _whole(shares, 1.025, 0.0)
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
@@ -105,14 +107,6 @@ def _listed(row: Row) -> Iterator[Finding]:
     shares = row.of("percent")
     if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
         yield from _whole(shares, 1.025, 0.975)
-    times = row.of("time")
-    means, sums = ([q for q in times if form.search(q.label[-24:])] for form in (MEAN, _TOTAL))
-    calls = _CALLS.findall(row.text) if len(times) == 2 and means != sums else ()
-    if len(calls) == len(means) == len(sums) == 1:
-        made = means[0].value * float(calls[0].replace(",", ""))
-        if not made.meets(sums[0].value, 0.03):
-            message = f"{calls[0]} × {means[0].text} is {si(made.mid, 's')}, not {sums[0].text}: are they of one run?"
-            yield finding(QUESTION, "total", message, sums[0], means[0])
     for q in (q for q in row.of(*TYPED, "ratio", "money", "energy") if q.exact):
         words = q.label[-30:]
         if re.match(r", ?(?:and )?\d| ?\+", row.text[q.end :]):
@@ -155,14 +149,6 @@ def means_of(grid: Grid) -> list[float]:
     return found
 
 
-def _of_sums(grid: Grid, body: list[Row]) -> Iterator[Interval]:
-    """The quotients of two columns' sums."""
-    for kind in ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "bytes"):
-        columns = ([v.value for row in body if (v := row.figure(c, kind))] for c in grid.columns(kind))
-        sums = [sum(of[1:], of[0]) for of in columns if len(of) == len(body)]
-        yield from (a / b for a, b in itertools.permutations(sums, 2))
-
-
 def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     label = row.label if grid.drawn else row.text
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
@@ -174,7 +160,6 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
             continue
         means = _may_be(values, total)
         usual = means[-2 if "geo" in label.lower() else 0]
-        means[:0] = [*_of_sums(grid, body)] if q.kind == "ratio" and "geo" not in label.lower() else []
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
         # No mean lies outside of its rows.
@@ -213,7 +198,7 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
     groups: dict[tuple[str, str], dict[float, Quantity]] = {}
     for label, q in figures:
         plain = re.sub(r"[_/]", " ", label.lower())
-        ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-24:])
+        ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-40:])
         sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
         if sure_of and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
             least, p, th, median, most = (*ranks, ("",) * 5)[0]

@@ -1,8 +1,11 @@
 """The FLOPs that a row's sizes mean."""
 
+import itertools
 import re
 from dataclasses import dataclass, replace
+from math import prod
 
+from expertile.audit.facts import BITS
 from expertile.audit.finding import Lines
 from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity
@@ -22,6 +25,15 @@ class Term:
     also: tuple[float, ...] = (1.0,)
     near: bool = True
     named: bool = True
+
+
+ONE = Term("ratio", exact(1.0), "1", ())
+
+
+def total_of(some: list[Term]) -> Term:
+    """The sum of figures of one kind."""
+    total, lines = sum((t.value for t in some[1:]), some[0].value), tuple(n for t in some for n in t.lines)
+    return Term(some[0].kind, total, " + ".join(t.text for t in some), lines)
 
 
 _GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
@@ -87,6 +99,24 @@ def work_of(row: Row) -> Term | None:
     side = side or (shape[0] if shape and shape[0] == shape[1] else None)
     size = Size(side, row.line, True) if side else row.size("size")
     return gemm([size] * 3, False) if size else None
+
+
+def cache_of(row: Row) -> Term | None:
+    """The bytes of a KV cache: two tensors for each layer, KV head and token."""
+    kv, heads, seq, batch = (row.size(name) for name in ("kv_heads", "heads", "seq", "batch"))
+    found = [s for s in (row.size("layers"), kv or heads, row.size("head_dim"), seq) if s]
+    if len(found) < 3 + bool(seq) or not (seq or re.search(r"(?i)(?:per|each|every|one) token", row.text)):
+        return None
+    # Of a layer, of a token, with as many heads as queries have.
+    ways: list[tuple[float, ...]] = [
+        (1.0, heads.value / kv.value if heads and kv else 1.0),
+        (1.0, batch.value if batch else 1.0),
+    ]
+    ways += [(1.0, 1 / s.value) for s in found if s is seq or s is found[0]]
+    ways.append(tuple(BITS[f] / 16 for f in row.facts.of("formats") or ("fp16",)))
+    also = tuple(dict.fromkeys(prod(some) for some in itertools.product(*ways)))
+    text = "2·" + "·".join(f"{s.value:.0f}" for s in found) + "·2 bytes"
+    return Term("bytes", exact(4 * prod(s.value for s in found)), text, tuple(s.line for s in found), None, also, False)
 
 
 def largest_run(report: Report) -> Term | None:

@@ -1,0 +1,323 @@
+"""Measured rates against the limits that the text states and those that links' names mean; shares of a peak, MFU."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from expertile.audit.facts import DIGITS, facts
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.interval import FAR, Interval
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Report, Row
+from expertile.audit.rules.hardware import (
+    MEASURED,
+    PEAK,
+    SHARE,
+    formats_of,
+    gpu_counts,
+    is_limit,
+    is_sheet,
+    on_sheet,
+    own_words,
+    peaks_of,
+)
+from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY, parameters
+from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
+
+# What a bandwidth is of.
+_PARTS = {
+    "L2": r"\bl2\b",
+    "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
+    "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
+    "PCIe": r"pci[- ]?e",
+    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|[hne]dr\b",
+    "xGMI": r"xgmi|infinity fabric",
+    "disk": r"nvme|ssd|\bdisk|storage",
+    "memory": r"hbm|[gd]?dram|gddr|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
+}
+_PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
+_COPIED = re.compile(r"(?i)h2d|d2h|\bhost|pinned")
+# Not what one link or memory carried.
+_OTHER = re.compile(
+    r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
+    r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|combined"
+)
+_NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?)[\w. ]{0,12}\($")
+_LINKS = ("PCIe", "NVLink")
+_LINKS_OF = re.compile(
+    rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:[\w.]+ ){{0,2}}(?:links?|lanes|ports|bricks)(?: (?:of|at|with))?\W*$"
+)
+_OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
+_PCIE = re.compile(r"(?i)pci[- ]?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
+_KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """Units per second of `part`; `ways` 1 or 2 where it says so; `q` where the text states it."""
+
+    part: str
+    value: float
+    ways: int
+    text: str
+    q: Quantity | None = None
+
+
+def _part(text: str) -> str:
+    """The one part that a text names."""
+    found = {list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text)}
+    found -= {"memory"} if len(found) == 2 else set()
+    return found.pop() if len(found) == 1 else ""
+
+
+def _ways(text: str) -> int:
+    """1 or 2 directions, as the last of its words for them says; else 0."""
+    said = ((m.start(), ways) for ways, form in ((1, ONE_WAY), (2, BOTH_WAYS)) for m in form.finditer(text))
+    return max(said, default=(0, 0))[1]
+
+
+def _part_of(row: Row, q: Quantity, own: str) -> str:
+    """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
+    if q.kind == "rate":
+        return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
+    copied = _part(row.report.text) if _COPIED.search(own) else ""
+    return _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory" if q.kind == "bandwidth" else ""
+
+
+def limits(report: Report) -> Iterator[Finding]:
+    """Every rate against the one limit of its part that is stated, or that the name of its link means."""
+    stated: list[_Limit] = []
+    for row in report.lines_of_text:
+        held = [(q, own_words(row, q)) for q in row.of(*_KINDS) if q.value.mid]
+        said = [bool(is_limit(own) or _NAMED.search(own[: own.find(q.text)]) or is_sheet(q)) for q, own in held]
+        for (q, own), told in zip(held, said, strict=True):
+            if (told or (any(said) and _ways(own) and not MEASURED.search(row.text))) and "spars" not in own:
+                part = "/".join(facts(own).of("formats"))
+                part = part if q.kind == "rate" else _part(own) or _part(row.text) or _part_of(row, q, own)
+                many = _LINKS_OF.search(own[: own.find(q.text)])
+                n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
+                stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
+    known = {id(limit.q) for limit in stated}
+    for row in report.all_rows:
+        yield from _bus(row)
+        for q in (*row.of(*_KINDS), *_crossed(row)):
+            own = own_words(row, q)
+            if (
+                q.exact
+                and q.value.mid
+                and not (on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own))
+            ):
+                lines = len(report.lines)
+                reach = lines if lines < (60 if q.kind in _KINDS[:2] else 3) else 29 if q.kind in _KINDS[:2] else 1
+                near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
+                yield from _beyond(row, q, own, near)
+
+
+def _crossed(row: Row) -> Iterator[Quantity]:
+    """The bytes/s of a sentence's only bytes in a time that crosses a link: "26 GB … over PCIe 3.0 x16 in 0.9 s"."""
+    held = [q for q in row.of("bytes") if q.exact]
+    for t in row.of("time") if len(held) == 1 and row.kind != "table" else ():
+        own = own_words(row, t) if row.kind == "line" else row.text
+        t = t if row.kind == "line" else replace(t, label=row.text)
+        part = _part(own) or _part(f"{row.lead} {row.text}") * bool(ONE_WAY.search(row.text))
+        if part in (*_LINKS, "network", "disk") and t.exact and re.search(r"(?i)\bin\b|tak|took|need|[:=] ?\d", own):
+            yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
+
+
+def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
+    part, link = _part_of(row, q, own), False
+    ways = (_ways(own) or _ways(row.lead)) if q.kind == "bandwidth" else 0
+    held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
+    if part in _LINKS:
+        link = True
+        known = (_link(text, row) for text in (own, f"{row.lead} {row.headings} {own}", row.report.text))
+        held = held or [x for x in known if x and x.part == part][:1]
+    held = [s for s in held if not ways or s.ways == ways] or held
+    if not held:
+        return
+    limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
+    most = limit.value * ((ways or 2) / limit.ways if limit.ways and link else 1)
+    told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
+    several = max((1.0, *row.report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
+    # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
+    slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03
+    if slack * several * most < q.value.lo < (8 if told else 3) * most:
+        certain = (ways and (not limit.q or limit.ways == ways)) if link else q.value.lo > FAR * most
+        sure = told and certain and part != "network" and q.value.hi < 2.5 * most
+        verdict = QUESTION if not sure else INCONSISTENT if limit.q else IMPOSSIBLE
+        message = f"{q.text} is more than {limit.text}, {si(most, UNIT_OF[q.kind])}"
+        beside = (limit.q,) if limit.q else ()
+        ask = "" if sure else ": is it of the same part?"
+        yield finding(verdict, "link" if link else "limit", message + ask, q, *beside)
+    p = row.only("percent") if q.value.lo < 3 * most and len(row.of("bandwidth")) == 1 else None
+    # "45 % of the one-way limit" leaves no other open.
+    ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
+    if (
+        p
+        and _OF_LINK.search(p.words)
+        and not any((q.value / p.value).meets(s.value * x, 0.06) for s in held for x in ends)
+    ):
+        message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
+        yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
+
+
+_COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
+
+
+def _bus(row: Row) -> Iterator[Finding]:
+    """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
+    held = (
+        [q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|band)", q.label[-20:])]
+        for w in ("alg\\w*", "bus")
+    )
+    alg, bus = held
+    if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
+        return
+    ratio, n = bus[0].value / alg[0].value, row.size("gpus")
+    kinds = [times for form, times in _COLLECTIVES if re.search(rf"(?i){form}", row.words + row.lead)]
+    should = kinds[0] * (n.value - 1) / n.value if n and len(kinds) == 1 else 0.0
+    if ratio.lo > 2.02 or (should and not ratio.meets(should, 0.03)):
+        more = f"{should:.4g} times, with {n.value:.0f} GPUs" if n and should else "at most twice"
+        message = f"{bus[0].text} is {ratio.mid:.3g} times the algorithm's {alg[0].text}; bus bandwidth is {more}"
+        yield finding(INCONSISTENT if ratio.lo > 2.02 else QUESTION, "bus bandwidth", message, bus[0], alg[0])
+
+
+def _link(text: str, row: Row) -> _Limit | None:
+    """The one link that a text names, and its bytes/s in both directions together."""
+    pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(rf"(?i){_PARTS['NVLink']}", text)
+    pcie = {p for p in pcie if p[1]} or pcie  # "PCIe 4" above "PCIe 4.0 x8"
+    if len(pcie) == 1 and not nvlink:
+        generation, lanes = pcie.pop()
+        both = 2 * PCIE_LANES[generation] * int(lanes or 16)
+        return _Limit("PCIe", both, 2, f"PCIe {generation}.0 x{lanes or 16}")
+    names = [part for device in row.devices for part in NVLINK if re.search(rf"\b{part}\b", device.name)]
+    parts = {"2": "V100", "3": "A100", "4": "H100", "5": "B200"}
+    names += [parts[g] for g in re.findall(r"(?i)nvlink ?([2-5])", text)]
+    values = {NVLINK[part] for part in names} if nvlink and not pcie else set()
+    return _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if len(values) == 1 else None
+
+
+_OF_ONE = re.compile(r"(?:core|gpu|sm|memory|bandwidth|compute|tensor)s? utili[sz]ation|occupancy|hit[ -]?rate|\bhfu\b")
+_OF = re.compile(
+    r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
+    r"\w+'s)\W*)*"
+)
+
+
+def _of(row: Row, p: Quantity, base: Quantity) -> bool:
+    """Whether a sentence says "64 % of 756 TFLOPS"."""
+    if row.kind == "line" and base.end <= p.start and re.search(r"\bOf (?:the |its )?$", row.text[: base.start]):
+        return True  # "Of the 989 TFLOPS we use 58 %"
+    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
+        return False
+    return bool(_OF.fullmatch(row.text[p.end : base.start]))
+
+
+def shares(report: Report) -> Iterator[Finding]:
+    """ "612 TFLOPS of 989 (68% of peak)" against the peak of its own row, record or the lines right above it."""
+    rows = [row for row in report.all_rows if row.of("percent")]
+    for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
+        # A table's row is one of peaks where its first words say so.
+        figures = ((row, q, " ".join(row.label.lower().split()[:3])) for row in report.all_rows for q in row.of(kind))
+        stated = [
+            q
+            for row, q, first in figures
+            if PEAK.search(f"{q.words} {first}") or on_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
+            if not re.match(r"\W*(?:out )?of \d", row.text[q.end :])  # "1.7 TB/s of 2.0 TB/s"
+        ]
+        for row in (r for r in rows if not r.of(unlike)):
+            yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
+    for row in rows:
+        yield from _mfu(row)
+        for p in row.of("percent"):
+            if p.exact and 1.005 < p.value.lo < 20 and _OF_ONE.search(p.words) and "cpu" not in p.words:
+                yield finding(QUESTION, "share of peak", f"{p.text} is more than the whole: of how many?", p)
+
+
+def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
+    told = re.compile(rf"{SHARE.pattern}|efficien|\bof (?:that|it)\b") if here else SHARE
+    said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
+    said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
+    found = [(q, q.plain) for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
+    work = [q for q in row.of("flop" if kind == "rate" else "bytes") if not found]
+    work = [q for q in work if re.search(r"(?i)read|writ|mov|transfer|load|stream", q.label[-24:])] or work
+    both = len(work) == 2 and re.search(r"(?i)read.*writ|writ.*read", row.text)
+    if (len(work) == 1 or both) and (time := row.only("time")):
+        found = [(work[0], sum((q.plain for q in work[1:]), work[0].plain) / time.value)]
+    if len(said) != 1 or len(found) != 1 or not (here or row.devices):
+        return
+    (q, rate), (p, of) = found[0], said[0]
+    formats = formats_of(q, row) or row.stated("formats")
+    known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
+    known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
+    other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
+    # "88 % of the 1555 GB/s peak" leaves nothing open.
+    part, slack = rate / p.value, 0.03 if here else 0.06
+    near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
+    gib = kind == "bandwidth"
+    near |= not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
+    base = (*here, *stated, None)[0]
+    if not near and (base or (len(row.devices) == 1 and known and (kind == "bandwidth" or formats))):
+        peak, line, name = (base.value.mid, base.line, base.text) if base else (known[0], row.line, "")
+        text = q.text if q.kind == kind else f"{q.text} a time"
+        message = f"{text} of {name or si(peak, UNIT_OF[kind])} is {100 * rate.mid / peak:.3g} %, not {p.text}"
+        sure = here or (len(stated) == 1 and abs(line - row.line) <= 20)
+        verdict = INCONSISTENT if sure else QUESTION
+        yield finding(verdict, "share of peak", f"{message}; no other peak gives it either", p, q, lines=(line,))
+
+
+def _mfu(row: Row) -> Iterator[Finding]:
+    """6·N FLOPs for a trained token give the rate, and the rate the MFU (Chowdhery et al. 2022, arXiv:2204.02311).
+    Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6; whoever only reads tokens spends 2·N."""
+    report, mfu = row.report, re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
+    said = [p for p in row.of("percent") if mfu.search(p.words) and p.exact and p.value.mid]
+    said = said or [p for p in row.of("percent") if row.kind == "line" and mfu.search(row.text) and row.only("percent")]
+    rates = row.of("tokens_per_s")
+    if len(said) > 1 and len(rates) == 1:  # of one part of the sentence
+        said = [p for p in said if row.clause(p) == row.clause(rates[0])]
+    if len(said) != 1:
+        return
+    p = said[0]
+    if p.value.lo > 1.0:
+        yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
+    if not rates and row.kind == "line":  # the one rate of its paragraph
+        rates = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
+    n = parameters(row) if len(rates) == 1 and rates[0].exact and rates[0].value.mid else None
+    if not n:
+        return
+    q, formats = (
+        rates[0],
+        {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")},
+    )
+    train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
+    most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
+    peaks = [(x, 5.1) for d in row.devices for f in formats if (x := d.sparse_peak(f))]
+    peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
+    counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
+    rate, counts = n * q.value.mid, (1.0,) if q.per_device else counts
+    each = [Interval(least, 6.0, most) * (rate / (x * g)) for x, least in peaks for g in counts]
+    if each and not any(e.meets(p.value) for e in each):
+        best = min((e.mid for e in each), key=lambda x: abs(x - p.value.mid))
+        at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
+        message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
+        yield finding(QUESTION, "MFU", message, p, q)
+
+
+def sparse_peaks(report: Report) -> Iterator[Finding]:
+    """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
+    for row in (r for r in report.all_rows if len(r.devices) == 1):
+        for q in row.of("rate"):
+            formats, part = formats_of(q, row) or row.stated("formats"), row.clause(q).lower()
+            dense_of = re.search(r"dense|(?:no|without) (?:\w+ )?spars", f"{q.words} {part}")
+            told = dense_of or PEAK.search(f"{q.text} {q.words} {row.headings}")
+            spoken = report.sparse and (not dense_of or re.search(r"(?<!no )(?<!without )spars|2:4", part))
+            if not formats or not told or spoken:
+                continue
+            device = row.devices[0]
+            # Data sheets state them at a clock below the highest that the part boosts to.
+            dense = max(generous_peak(device, f) or 0.0 for f in formats)
+            sparse = max(device.sparse_peak(f) or 0.0 for f in formats)
+            if dense < 0.6 * sparse and 0.9 * sparse < q.value.mid < 1.015 * sparse:
+                message = f"{q.text} is {device.name}'s {'/'.join(formats)} peak with 2:4 sparsity"
+                message += "" if dense_of else ": is half of it meant?"
+                yield finding(INCONSISTENT if dense_of else QUESTION, "sparse peak", message, q)
