@@ -4,6 +4,8 @@ would have handed over, and one kernel for all numbers of tokens."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,10 +19,11 @@ from triton.runtime.jit import JITFunction
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.backends import triton_pointer, triton_tma
+from expertile.ops.grouped_mm.backends import _gluon_launch, gluon_hopper, triton_pointer, triton_tma
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch import device as launch_device
 from expertile.ops.launch import launch as launching
+from expertile.ops.launch import nvrtc, pdl
 from expertile.ops.launch.launch import Launch
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
@@ -166,15 +169,36 @@ def _moved(t: torch.Tensor) -> torch.Tensor:
     return room.as_strided(t.shape, t.stride(), 1).copy_(t)
 
 
-@pytest.mark.parametrize("block_n, pdl", [(256, True), (128, False)])
-def test_what_fills_a_multiprocessor_has_pdl(block_n: int, pdl: bool) -> None:
+@pytest.mark.parametrize("block_n, early", [(256, True), (128, False)])
+def test_what_fills_a_multiprocessor_has_pdl(block_n: int, early: bool) -> None:
     case, config = CASES[0], triton_tma.Config(64, block_n, 64, 4, 4)
     operands = Operands(*cases.make(case))
     with fake_gpu() as calls, mock.patch.object(launching, "prepare", lambda kernel, cluster: None):
         triton_tma.BACKEND.run(_problem(case, operands), operands, config, cases.poisoned_out(case))
     kernel = calls[-1][0]
-    assert kernel.metadata.launch_pdl == pdl == ("griddepcontrol.wait" in kernel.asm["ptx"])
-    assert (2 * kernel.metadata.shared > H200.smem_bytes) == pdl
+    assert kernel.metadata.launch_pdl == early == ("griddepcontrol.wait" in kernel.asm["ptx"])
+    assert (2 * kernel.metadata.shared > H200.smem_bytes) == early
+
+
+@pytest.mark.parametrize("rows, early", [(9536, True), (9600, False)])
+def test_many_flops_start_after_the_kernel_before(rows: int, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Triton, in Gluon and in CUDA C++, which names a cluster only where it has several programs."""
+    problem = replace(_problem(CASES[0], Operands(*cases.make(CASES[0]))), m=rows, n=1024, k=1024)
+    assert (problem.work().flops <= 2e10) == early
+    options = dict(_gluon_launch._launch(problem, gluon_hopper.Config(), (1024, 1), None, -1).options)
+    assert options["launch_pdl"] == early
+    monkeypatch.setattr(pdl.Device, "current", lambda device: H200)
+    assert pdl.pdl_options(0, H200.smem_bytes, problem.work().flops)["PDL"] == early
+    seen = []
+    driver = types.SimpleNamespace(cuLaunchKernelEx=lambda config, *rest: seen.append(config._obj) or 0)
+    monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
+    for cluster in (1, 2):
+        nvrtc.Kernel(*[ctypes.c_void_p()] * 2, (), 384, 0, cluster)(
+            132, 0, (), launch_device.starts_early(problem.work().flops)
+        )
+        (config,) = seen[-1:]
+        given = {a.id: list(a.value[:3]) for a in config.attributes[: config.attribute_count]}
+        assert given == {nvrtc._PDL: [early, 0, 0]} | ({nvrtc._CLUSTER: [2, 1, 1]} if cluster == 2 else {})
 
 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:
