@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +153,30 @@ def machine_code(cubin: bytes) -> str:
     return _LABEL_MEANT.sub(lambda found: f"{int(at[found[1]], 16):#x}", sass)
 
 
-_names: dict[tuple[int, int], set[str]] = {}  # of an architecture's instructions, by their number
+@lru_cache
+def known_names() -> dict[tuple[int, int], set[str]]:
+    """Names of an architecture's instructions by their number, as the disassembler has told them of all our kernels.
+    Lines of opcodes.txt: the architectures, then each name with its numbers."""
+    known: dict[tuple[int, int], set[str]] = {}
+    for line in Path(__file__).with_name("opcodes.txt").read_text().splitlines():
+        arches, _, words = line.partition(":")
+        for name, _, numbers in (word.partition("=") for word in words.split()):
+            for arch, number in product(arches.split(), numbers.split(",")):
+                known.setdefault((int(arch), int(number, 16)), set()).add(name)
+    return known
+
+
+_names: dict[tuple[int, int], set[str]] = {}  # what this process has learnt beside
 
 
 def _opcodes(cubin: bytes, arch: int) -> Counter[str]:
     """Instructions by their first name, which the number in an instruction's lowest 12 bits has.
 
     The disassembler takes a quarter of a second to start, as long as Triton takes to compile a small kernel. It runs
-    for kernels with a number that it has not named yet in this process, or to which it has given two names."""
+    for kernels with a number that it has not named yet, or to which it has given two names."""
     numbers = [low & 0xFFF for low, _ in struct.iter_unpack("<QQ", _code(cubin))]
-    known = {number: _names.get((arch, number), set()) for number in set(numbers)}
+    keys = {number: (arch, number) for number in set(numbers)}
+    known = {number: known_names().get(key, set()) | _names.get(key, set()) for number, key in keys.items()}
     if all(len(names) == 1 for names in known.values()):
         return Counter(name for number in numbers for name in known[number])
     found = _ENCODED.findall(machine_code(cubin))

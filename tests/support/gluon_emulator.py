@@ -170,6 +170,8 @@ class Language:
 
     def load(self, pointer: Pointer, mask: Any = True, other: Any = 0) -> Any:
         step()
+        if isinstance(pointer.offset, int) and mask is True and 0 <= pointer.offset < pointer.tensor.numel():
+            return pointer.tensor.view(-1)[pointer.offset].item()
         at, inside = self._reach("load", pointer, mask)
         if not isinstance(pointer.offset, torch.Tensor) and at.dim() == 0:
             return pointer.tensor.view(-1)[at].item() if inside else other

@@ -6,6 +6,7 @@ import random
 import threading
 import types
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def call(f: Any, *args: Any, **kwargs: Any) -> Any:
 class Partition:
     def __init__(self, name: str, warps: int = 4) -> None:
         self.name, self.threads = name, 32 * warps
-        self.baton = threading.Semaphore(0)
+        self.baton: SimpleQueue[None] = SimpleQueue()  # a semaphore without Python in it
         self.blocked_on: Callable[[], bool] | None = None
         self.done = False
         self.wgmmas: list[Callable[[], None]] = []
@@ -47,7 +48,7 @@ class Scheduler:
         self.in_flight: list[Callable[[], None]] = []
         self.error: BaseException | None = None
         self.named = NamedBarriers()
-        self.finished = threading.Semaphore(0)
+        self.finished: SimpleQueue[None] = SimpleQueue()
 
     def run(self, jobs: list[tuple[Any, tuple[Any, ...]]], warps: list[int]) -> None:
         """Run partitions of so many warps each to their ends."""
@@ -60,9 +61,9 @@ class Scheduler:
         for thread in threads:
             thread.start()
         self.pass_baton(None)
-        self.finished.acquire()
+        self.finished.get()
         for part in self.partitions:
-            part.baton.release()
+            part.baton.put(None)
         for thread in threads:
             thread.join()
         if self.error:
@@ -72,7 +73,7 @@ class Scheduler:
         self.named.check_empty()
 
     def _body(self, part: Partition, f: Any, args: tuple[Any, ...]) -> None:
-        part.baton.acquire()
+        part.baton.get()
         current.scheduler, current.partition = self, part
         try:
             if not self.error:
@@ -94,7 +95,7 @@ class Scheduler:
         while True:
             live = [p for p in self.partitions if not p.done]
             if not live or self.error:
-                self.finished.release()
+                self.finished.put(None)
                 if me is None:
                     return
                 raise EmulationError("stopped: another partition failed")
@@ -111,9 +112,9 @@ class Scheduler:
         chosen.blocked_on = None
         if chosen is me:
             return
-        chosen.baton.release()
+        chosen.baton.put(None)
         if me is not None:
-            me.baton.acquire()
+            me.baton.get()
             if self.error:
                 raise EmulationError("stopped: another partition failed")
 
@@ -250,17 +251,31 @@ class Descriptor:
         self.block_type = types.SimpleNamespace(shape=self.box, nbytes=nbytes)
         size = d.base.untyped_storage().nbytes() // d.base.element_size() - d.base.storage_offset()
         self.flat = d.base.as_strided((size,), (1,))
+        self.last = sum((box - 1) * stride for box, stride in zip(self.box, self.strides, strict=True))
 
-    def reach(self, coord: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """(element index into `flat`, whether in bounds) for every element of the box at `coord`."""
-        itemsize, rank = self.base.element_size(), len(self.box)
-        if len(coord) != rank:
-            raise EmulationError(f"{len(coord)} coordinates for a TMA box of rank {rank}")
+    def _start(self, coord: list[int]) -> int:
+        """The index into `flat` of the box's first element."""
+        itemsize = self.base.element_size()
+        if len(coord) != len(self.box):
+            raise EmulationError(f"{len(coord)} coordinates for a TMA box of rank {len(self.box)}")
         start = sum(int(c) * s for c, s in zip(coord, self.strides, strict=True)) * itemsize % 2**64
         start -= 2**64 if start >= 2**63 else 0
         if start % 16:
             raise EmulationError(f"TMA at {[int(c) for c in coord]} is no multiple of 16 bytes: an illegal instruction")
-        index = torch.full([1] * rank, start // itemsize)
+        return start // itemsize
+
+    def whole(self, coord: list[int]) -> torch.Tensor | None:
+        """A view of the box at `coord` if all of it is in bounds, which `reach` tells for each element."""
+        start = self._start(coord)
+        inside = all(0 <= int(c) <= e - b for c, e, b in zip(coord, self.shape, self.box, strict=True))
+        if not inside or not 0 <= start < self.flat.numel() - self.last:
+            return None
+        return self.flat.as_strided(self.box, self.strides, self.flat.storage_offset() + start)
+
+    def reach(self, coord: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(element index into `flat`, whether in bounds) for every element of the box at `coord`."""
+        rank = len(self.box)
+        index = torch.full([1] * rank, self._start(coord))
         inside = torch.ones([1] * rank, dtype=torch.bool)
         for dim, (c, extent, box, stride) in enumerate(zip(coord, self.shape, self.box, self.strides, strict=True)):
             along = torch.arange(box).view([box if d == dim else 1 for d in range(rank)])

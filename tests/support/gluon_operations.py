@@ -32,13 +32,16 @@ class Tma:
             return
         if list(dst.tensor.shape) != desc.box:
             raise EmulationError(f"TMA box {desc.box} loaded into a buffer of {list(dst.tensor.shape)}")
-        index, inside = desc.reach(coord)
+        whole = desc.whole(coord)
+        index, inside = desc.reach(coord) if whole is None else (None, None)
         # Words have no NaN to stand for what is in flight; the bits of one do.
-        target, flat = (x.view(torch.float32) if x.dtype is torch.int32 else x for x in (dst.tensor, desc.flat))
-        target.fill_(float("nan"))
+        dst.tensor.view(torch.float32 if dst.tensor.dtype is torch.int32 else dst.tensor.dtype).fill_(float("nan"))
 
         def land() -> None:
-            target.copy_(torch.where(inside, flat[torch.where(inside, index, 0)], 0))
+            if whole is None:
+                dst.tensor.copy_(torch.where(inside, desc.flat[torch.where(inside, index, 0)], 0))
+            else:
+                dst.tensor.copy_(whole)
             bar.tx_bytes -= desc.block_type.nbytes
             bar.settle()
 
@@ -53,11 +56,15 @@ class Tma:
         step()
         if src.key in current.partition.unfenced:
             raise EmulationError("a TMA store reads shared memory written without fence_async_shared")
-        index, inside = desc.reach(coord)
+        whole = desc.whole(coord)
+        index, inside = desc.reach(coord) if whole is None else (None, None)
 
         def land() -> None:
-            before = desc.flat[index[inside]] if add else 0
-            desc.flat[index[inside]] = before + src.tensor.reshape(desc.box)[inside]
+            if whole is None:
+                before = desc.flat[index[inside]] if add else 0
+                desc.flat[index[inside]] = before + src.tensor.reshape(desc.box)[inside]
+            else:
+                whole.copy_(src.tensor.reshape(desc.box) + (whole if add else 0))
 
         current.partition.stores.append(land)
 

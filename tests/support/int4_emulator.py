@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,10 +24,8 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def _number(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """int64 bits as numbers of `dtype`."""
-    size = 8 * dtype.itemsize
-    signed = torch.where(bits >= 1 << (size - 1), bits - (1 << size), bits)
-    return signed.to({2: torch.int16, 4: torch.int32}[dtype.itemsize]).view(dtype)
+    """int64 bits as numbers of `dtype`: a conversion to fewer bits keeps the low ones."""
+    return bits.to({2: torch.int16, 4: torch.int32}[dtype.itemsize]).view(dtype)
 
 
 def _looked_up(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: int) -> torch.Tensor:
@@ -39,27 +38,13 @@ def _looked_up(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, table: int) ->
     return out & _WORD
 
 
-def _paired(f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], kind: str) -> Callable[..., torch.Tensor]:
-    def apply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        halves = []
-        for shift in (0, 16):
-            x, y = (_number(v >> shift & 0xFFFF, _FLOATS[kind]) for v in torch.broadcast_tensors(a, b))
-            # Sums and products of 16-bit floats are rounded once from float32, which holds them exactly enough.
-            halves.append(_bits(f(x.double(), y.double()).to(_FLOATS[kind])))
-        return halves[0] | halves[1] << 16
+def _paired(f: Callable[..., torch.Tensor], kind: str) -> Callable[..., torch.Tensor]:
+    """An operation on pairs of 16-bit floats, rounded once from float64, which holds sums and products exactly, and
+    those of fma if their exponents are near."""
 
-    return apply
-
-
-def _fused(kind: str) -> Callable[..., torch.Tensor]:
-    """fma on pairs: in float64 a product of 16-bit floats is exact, and so is the sum if their exponents are near."""
-
-    def apply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        halves = []
-        for shift in (0, 16):
-            x, y, z = (_number(v >> shift & 0xFFFF, _FLOATS[kind]).double() for v in torch.broadcast_tensors(a, b, c))
-            halves.append(_bits((x * y + z).to(_FLOATS[kind])))
-        return halves[0] | halves[1] << 16
+    def apply(*words: torch.Tensor) -> torch.Tensor:
+        pairs = (x.to(torch.int32).unsqueeze(-1).view(_FLOATS[kind]).double() for x in words)
+        return _bits(f(*pairs).to(_FLOATS[kind]).view(torch.int32).squeeze(-1))
 
     return apply
 
@@ -75,6 +60,7 @@ def _bytes(a: torch.Tensor, b: torch.Tensor, selectors: torch.Tensor) -> torch.T
     return out
 
 
+@lru_cache
 def _operation(name: str) -> Callable[..., torch.Tensor]:
     base, *rest = name.split(".")
     if base in ("sub", "mul") and rest[0] == "rn":
@@ -82,7 +68,7 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
     if base == "add" and rest[0] == "rn":
         return _paired(torch.add, rest[1])
     if base == "fma" and rest[0] == "rn":
-        return _fused(rest[1])
+        return _paired(lambda a, b, c: a * b + c, rest[1])
     known: dict[str, Callable[..., torch.Tensor]] = {
         "mov.b32": lambda a: a,
         "shr.b32": lambda a, b: a >> b,
@@ -104,6 +90,21 @@ def _operation(name: str) -> Callable[..., torch.Tensor]:
     return known[name]
 
 
+@lru_cache
+def _program(asm: str) -> list[tuple[str, list[str]]]:
+    """The instructions of an inline PTX program with their operands, targets first."""
+    body = asm.strip()
+    if body[0] == "{" and body[1].isspace():
+        body = body[1:-1]
+    lines = [line.split(None, 1) for line in map(str.strip, body.split(";")) if line and not line.startswith(".reg")]
+    return [(name, [x.strip() for x in re.findall(r"\{[^}]*\}|[^,\s{][^,]*", rest)]) for name, rest in lines]
+
+
+@lru_cache
+def _constant(number: str) -> torch.Tensor:
+    return torch.tensor(int(number, 0))
+
+
 def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Bits of $0 … of an inline PTX program of moves, integer and paired float operations, on int64 bits of inputs."""
     registers: dict[str, torch.Tensor] = {f"${results + i}": x for i, x in enumerate(inputs)}
@@ -112,22 +113,13 @@ def ptx(asm: str, results: int, inputs: list[torch.Tensor]) -> list[torch.Tensor
         if name.startswith("{"):
             low, high = (value(x.strip()) for x in name.strip("{}").split(","))
             return low & 0xFFFF | (high & 0xFFFF) << 16
-        if name in registers:
-            return registers[name]
-        return torch.tensor(int(name, 0))
+        return registers[name] if name in registers else _constant(name)
 
-    body = asm.strip()
-    if body[0] == "{" and body[1].isspace():
-        body = body[1:-1]
-    for line in (x.strip() for x in body.split(";") if x.strip()):
-        if line.startswith(".reg"):
-            continue
-        if line.startswith("@p st.shared"):
+    for name, (target, *sources) in _program(asm):
+        if name == "@p":  # a store that no machine can carry out
             if bool(registers["p"].any()):
                 raise EmulationError("a trap")
             continue
-        name, operands = line.split(None, 1)
-        target, *sources = (x.strip() for x in re.findall(r"\{[^}]*\}|[^,\s{][^,]*", operands))
         result = _operation(name)(*map(value, sources))
         if target.startswith("{"):
             low, high = (x.strip() for x in target.strip("{}").split(","))

@@ -23,16 +23,20 @@ instruction.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
@@ -58,15 +62,41 @@ def active() -> bool:
 
 
 def run_file_interpreted(path: str) -> None:
-    """Run the tests of one file in a fresh process with TRITON_INTERPRET=1 (it must be set before Triton is imported)
-    and fail with that process's output unless all pass."""
+    """Run the tests of one file in a process with TRITON_INTERPRET=1 (it must be set before Triton is imported) and
+    fail with that process's output unless all pass."""
     # Hypothesis tells its failing examples without its plugin, which takes most of a second to load and to close.
     without = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hypothesispytest", "anyio", "xdist")]
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", *without, "--tb=short", path]
-    root = Path(__file__).resolve().parents[2]
+    words = ["-q", "--no-header", *without, "--tb=short", path]
+    server = _server()
+    assert server.stdin and server.stdout
+    with tempfile.NamedTemporaryFile(prefix="interpreted-") as log:
+        print(json.dumps([log.name, *words]), file=server.stdin, flush=True)
+        while (answer := json.loads(server.stdout.readline()))[0] != log.name:
+            pass  # of a file for which nobody waited to the end
+        assert answer[1] == 0, f"TRITON_INTERPRET=1 pytest {' '.join(words)}\n{log.read().decode()[-10000:]}"
+
+
+@lru_cache
+def _server() -> subprocess.Popen[str]:
+    """A process that has imported torch and Triton, most of what a file's run would cost; it ends with this one."""
+    code = f"from {__name__} import _serve; _serve()"
     env = {**os.environ, "TRITON_INTERPRET": "1"}
-    result = subprocess.run(command, env=env, cwd=root, text=True, capture_output=True)
-    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-8000:]}\n{result.stderr[-2000:]}"
+    pipe = subprocess.PIPE
+    root = Path(__file__).resolve().parents[2]
+    return subprocess.Popen([sys.executable, "-c", code], env=env, cwd=root, stdin=pipe, stdout=pipe, text=True)
+
+
+def _serve() -> None:
+    """Of each line (a file for output and words for pytest) run a session in a fork; tell its exit status."""
+    for line in sys.stdin:
+        log, *words = json.loads(line)
+        child = os.fork()
+        if not child:
+            with open(log, "wb") as file:
+                for descriptor in (1, 2):
+                    os.dup2(file.fileno(), descriptor)
+            sys.exit(pytest.main(words))
+        print(json.dumps([log, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
 
 
 def _decode(data: np.ndarray, dtype: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,11 +58,12 @@ def planted(kernels: Sequence[Any], faults: Fault | Sequence[Fault], folder: Pat
     end of the test. AssertionError where a fault has no place, or several that it does not ask for."""
     functions = _called(kernels)
     modules = {f.__module__: sys.modules[f.__module__] for f in functions}
-    trees = {name: ast.parse(Path(module.__file__ or "").read_text()) for name, module in modules.items()}
-    changed = set()
+    trees: dict[str, ast.Module] = {}  # of the modules that a fault is looked for in
+    changed: set[str] = set()
     for fault in [faults] if isinstance(faults, Fault) else faults:
         there = [f for f in functions if f.__name__ in fault.where.split("|")]
         assert there, f"the kernel calls no {fault.where}"
+        trees |= {name: _tree(modules[name]) for name in {f.__module__ for f in there} - trees.keys()}
         homes = [(f.__module__, _definition(trees[f.__module__], f.__name__)) for f in there]
         places = [(home, f, *place) for home, f in homes for place in _places(f, fault.find)]
         assert places, f"{fault.where} has no {fault.find}"
@@ -69,10 +71,20 @@ def planted(kernels: Sequence[Any], faults: Fault | Sequence[Fault], folder: Pat
             nth = 0 if fault.nth is None and len(places) == 1 else fault.nth
             assert nth is not None and nth < len(places), f"{fault.where} has {len(places)} times {fault.find}"
             places = [places[nth]]
-        for home, function, node, found in places:
+        for _, function, node, found in places:
             _change(function, node, found, fault.put)
-            changed.add(home)
-    return _imported(kernels, modules, trees, changed, folder, patch)
+        changed |= {home for home, *_ in places}
+    return _imported(kernels, modules, {name: trees[name] for name in changed}, folder, patch)
+
+
+def _tree(module: ModuleType) -> ast.Module:
+    return ast.parse(Path(module.__file__ or "").read_text())
+
+
+@lru_cache
+def _imports(module: ModuleType) -> set[str | None]:
+    """The modules that a module imports names from."""
+    return {node.module for node in ast.walk(_tree(module)) if isinstance(node, ast.ImportFrom)}
 
 
 def _called(kernels: Sequence[Any]) -> list[Any]:
@@ -100,29 +112,29 @@ def _definition(tree: ast.Module, name: str) -> ast.FunctionDef:
 def _imported(
     kernels: Sequence[Any],
     modules: dict[str, ModuleType],
-    trees: dict[str, ast.Module],
-    changed: set[str],
+    changed: dict[str, ast.Module],
     folder: Path,
     patch: pytest.MonkeyPatch,
 ) -> list:
     """The kernels from copies of the changed modules and of those that import them."""
-    froms = {name: {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)} for name, tree in trees.items()}
-    copies = changed | {kernel.fn.__module__ for kernel in kernels}
+    froms = {name: _imports(module) for name, module in modules.items()}
+    copies = changed.keys() | {kernel.fn.__module__ for kernel in kernels}
     while more := {name for name in froms if froms[name] & copies} - copies:
         copies |= more
     mutants = {name: f"mutant{number}_{name.rpartition('.')[2]}" for number, name in enumerate(sorted(copies))}
     for name, mutant in mutants.items():
-        for node in ast.walk(trees[name]):
+        tree = changed.get(name) or _tree(modules[name])
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 node.module = mutants.get(node.module or "", node.module)
-        (folder / f"{mutant}.py").write_text(ast.unparse(trees[name]))
+        (folder / f"{mutant}.py").write_text(ast.unparse(tree))
         # Removed now, and again when the test is over.
         patch.setitem(sys.modules, mutant, modules[name])
         patch.delitem(sys.modules, mutant)
     patch.syspath_prepend(folder)
     importlib.invalidate_caches()
     made = [getattr(importlib.import_module(mutants[k.fn.__module__]), k.fn.__name__) for k in kernels]
-    missed = changed & {f.__module__ for f in _called(made)}
+    missed = changed.keys() & {f.__module__ for f in _called(made)}
     assert not missed, f"the mutant calls {missed}, not their mutants"
     return made
 

@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 def test_both_sides_have_the_records_of_all_workloads(tmp_path, capsys):
     sides = [f"{name}={SRC}" for name in ("old", "new")]
-    few = ["--preset", "cpu", "--only", "cpu-4x256*", "--backend", "loop", "--rounds", "3"]
+    few = ["--preset", "cpu", "--only", "cpu-4x256*", "--backend", "loop", "--rounds", "3", "--warm", "1"]
     assert bench_in_turns.main([*sides, *few, "--out", str(tmp_path)]) == 0
     found = [[r for p in sorted((tmp_path / name).rglob("*.jsonl")) for r in read(p)] for name in ("old", "new")]
     keys = [[(r.workload, r.backend, r.status) for r in records] for records in found]

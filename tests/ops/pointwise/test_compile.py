@@ -98,10 +98,12 @@ def test_laplacian_of_any_width(dtype):
     assert set(accesses) == {("ld", dtype.itemsize), ("st", dtype.itemsize)}
 
 
-# Two-byte elements are twice as many in a vector: they have the fewest registers to spare.
-@pytest.mark.parametrize("dtype, step", [(torch.float32, 4), (torch.bfloat16, 2)], ids=str)
-def test_laplacian_configs(dtype, step):
+# Two-byte elements are twice as many in a vector: with the most rows they have the fewest registers to spare.
+@pytest.mark.parametrize("dtype, rows", [(torch.float32, 8), (torch.bfloat16, 16)], ids=str)
+def test_laplacian_configs(dtype, rows):
     u, out = grid(8192, 8192, dtype, "zero")
-    for config in laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)[::step]:
+    listed = laplacian.configs(1, 8192, 8192 * dtype.itemsize // 16, 132)
+    configs = {c.num_warps: c for c in listed if c.block_rows == rows}
+    for config in (configs[1], configs[8]):  # the registers of a thread do not depend on how many there are
         found, _ = compiled(90, laplacian.launch, u, out, "zero", 1.0, config)
         assert found.spills == 0 and found.smem_bytes == 0, (config, str(found))

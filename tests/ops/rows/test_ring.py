@@ -243,7 +243,6 @@ def test_which_tensors(hopper, monkeypatch):
 DEFAULTS = [
     (torch.bfloat16, 10001, 1),
     (torch.bfloat16, 20001, 1),
-    (torch.bfloat16, 57343, 1),
     (torch.float16, 50257, 1),
     (torch.float32, 50257, 1),
     (torch.bfloat16, 20001, 2),

@@ -72,7 +72,7 @@ def assert_sound(found):
 
 def every_config(backend, arches, variants, first=0):
     """(arch, config, problem, operands): on each arch every config that the backend lists for the first variant, and of
-    the others each meets a third of theirs, in turn; with first=1 the first one as well."""
+    the others each meets a sixth of theirs, in turn; with first > 0 the first one as well."""
     for arch in arches:
         device = Device.by_name(DEVICES[arch])
         assert device.capability == divmod(arch, 10)
@@ -80,7 +80,7 @@ def every_config(backend, arches, variants, first=0):
             problem = problem_of(operands, **options)
             assert backend.supports(problem, device) is None, f"{name} on sm_{arch}"
             configs = backend.configs(problem, device)
-            for config in configs if turn == 0 else configs[turn % 3 :: 3]:
+            for config in configs if turn == 0 else configs[turn % 6 :: 6]:
                 tile = f"{config.block_m}x{config.block_n}x{config.block_k}-w{config.num_warps}-s{config.num_stages}"
                 extra = f"-f{config.flatten:d}-p{config.subtile}" if hasattr(config, "subtile") else ""
                 case_id = f"sm{arch}-{name}-{tile}{extra}-b{config.blocks_per_sm}"
@@ -118,9 +118,11 @@ _TMA_BLACKWELL = {name: _TMA_HOPPER[name] for name in ("m", "k")}
     [
         *every_config(triton_pointer.BACKEND, (90,), _POINTER_HOPPER),
         *every_config(triton_pointer.BACKEND, (80,), _POINTER_OLDER),
-        *every_config(triton_pointer.BACKEND, (86, 100), _COMMON),
-        # sm_89 and sm_120 have the instructions of sm_86 for bfloat16, and its shared memory.
-        *every_config(triton_pointer.BACKEND, (89, 120), _COMMON, first=1),
+        *every_config(triton_pointer.BACKEND, (100,), _COMMON),
+        # For bfloat16 these have the instructions of sm_80, and all as much shared memory: the largest tile, others.
+        *every_config(triton_pointer.BACKEND, (86,), _COMMON, first=3),
+        *every_config(triton_pointer.BACKEND, (89,), _COMMON, first=1),
+        *every_config(triton_pointer.BACKEND, (120,), _COMMON, first=2),
     ],
 )
 def test_pointer(arch, config, problem, operands):

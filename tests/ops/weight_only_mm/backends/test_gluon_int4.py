@@ -320,7 +320,6 @@ COMPILED = {
         Case("ctails", (3,) * 8, n=256, k=512, zeros=True),
         Config(64, 128, 2, 128, 5, store_parts=2, tails=True),
     ),
-    "ordered": (Case("cordered", (3,) * 8, n=256, k=512), Config(64, 128, 2, 128, 5, "fused", ordered=True)),
     "ordered-deep": (
         Case("cordered32", (1,) * 300, n=256, k=512, group=32),
         Config(16, 128, 2, 256, 4, "fused", ordered=True),

@@ -164,8 +164,11 @@ def test_planted_faults_are_caught(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("tile", [(256, 64), (128, 128), (128, 64), (16, 128)], ids=lambda t: f"{t[0]}x{t[1]}")
-@pytest.mark.parametrize("format", ["mxfp4", "int4"])
+@pytest.mark.parametrize(
+    ("format", "tile"),
+    [(f, t) for f, small in (("mxfp4", (16, 128)), ("int4", (128, 64))) for t in ((256, 64), (128, 128), small)],
+    ids=lambda x: x if isinstance(x, str) else f"{x[0]}x{x[1]}",
+)
 def test_compiles_to_wgmma_and_tma(format: str, tile: tuple[int, int]) -> None:
     case = Fp8Case("c", (3,) * 8, n=256, k=512, format=format)
     o = fp8_cases.make(case)
@@ -186,8 +189,7 @@ def test_compiles_to_wgmma_and_tma(format: str, tile: tuple[int, int]) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("groups", [8, 512])
-@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize(("first", "groups"), [(0, 512), (1, 8), (2, 512)])
 def test_fits_with_results_of_four_bytes(first: int, groups: int) -> None:
     """The shared memory that Triton takes is at most what `smem_bytes` says, with any number of groups."""
     case = Fp8Case("c", (1,) * groups, n=256, k=256, recipe="row", bias=True, out_dtype=FP32)
