@@ -154,7 +154,7 @@ def _entry(name: str, types: tuple[Any, ...]) -> str:
         "  static std::string failure;\n  failure.clear();\n  gridDim.x = programs;\n"
         "  for (int i = 0; i < programs && failure.empty(); i += cluster)\n"
         "    try { machine::run_cluster(i, cluster, threads, smem, seed + i, "
-        f"[&] {{ {name}({', '.join(given)}); }}, blockIdx.x); }}\n"
+        f"[&] {{ {name}({', '.join(given)}); }}); }}\n"
         "    catch (const std::exception& e) { failure = e.what(); }\n  return failure.c_str();\n}\n"
     )
 

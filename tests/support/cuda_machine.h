@@ -387,6 +387,7 @@ inline void cvta(uint32_t& at, const void*) { at = BASE; }
 
 struct Place { int x = 0; };
 inline Place thread_place() { return {cluster->now->thread}; }
+inline Place block_place() { return {block->index}; }
 
 inline std::function<void()>* body;
 inline void enter() {
@@ -401,8 +402,8 @@ inline void enter() {
 }
 
 // Blocks `first` to `first` + `count` - 1 of the grid.
-inline void run_cluster(int first, int count, int threads, size_t smem_bytes, unsigned seed, std::function<void()> kernel,
-                        int& index) {
+inline void run_cluster(int first, int count, int threads, size_t smem_bytes, unsigned seed,
+                        std::function<void()> kernel) {
   Cluster here;
   cluster = &here;
   body = &kernel;
@@ -438,7 +439,6 @@ inline void run_cluster(int first, int count, int threads, size_t smem_bytes, un
       if (f.done) continue;
       here.now = &f;
       block = f.block;
-      index = block->index;
       swapcontext(&here.scheduler, &f.context);
       if (!here.failure.empty()) throw Failure(here.failure);
       left -= f.done;
@@ -457,7 +457,8 @@ inline void run_cluster(int first, int count, int threads, size_t smem_bytes, un
 }  // namespace machine
 
 #define threadIdx machine::thread_place()
-inline machine::Place blockIdx, gridDim;
+#define blockIdx machine::block_place()
+inline machine::Place gridDim;
 
 inline int __shfl_sync(unsigned, int x, int from) { return machine::shuffled(x, from & 31); }
 inline float __shfl_sync(unsigned, float x, int from) { return machine::shuffled(x, from & 31); }

@@ -188,14 +188,12 @@ def test_many_flops_start_after_the_kernel_before(rows: int, early: bool, monkey
     options = dict(_gluon_launch._launch(problem, gluon_hopper.Config(), (1024, 1), None, -1).options)
     assert options["launch_pdl"] == early
     monkeypatch.setattr(pdl.Device, "current", lambda device: H200)
-    assert pdl.pdl_options(0, H200.smem_bytes, problem.work().flops)["PDL"] == early
+    assert pdl.pdl_options(0, H200.smem_bytes, problem)["PDL"] == early
     seen = []
     driver = types.SimpleNamespace(cuLaunchKernelEx=lambda config, *rest: seen.append(config._obj) or 0)
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
     for cluster in (1, 2):
-        nvrtc.Kernel(*[ctypes.c_void_p()] * 2, (), 384, 0, cluster)(
-            132, 0, (), launch_device.starts_early(problem.work().flops)
-        )
+        nvrtc.Kernel(*[ctypes.c_void_p()] * 2, (), 384, 0, cluster)(132, 0, (), launch_device.starts_early(problem))
         (config,) = seen[-1:]
         given = {a.id: list(a.value[:3]) for a in config.attributes[: config.attribute_count]}
         assert given == {nvrtc._PDL: [early, 0, 0]} | ({nvrtc._CLUSTER: [2, 1, 1]} if cluster == 2 else {})

@@ -157,23 +157,14 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         results = (*outputs, None, None)[:3]  # out, or act and pre
     with torch.cuda.device(o.a.device):
         nbytes = 0 if bias is None else bias.element_size()
-        given = (
-            o.a,
-            o.rows,
-            o.offs,
-            bias,
-            o.slots,
-            o.weights,
-            *results,
-            sums,
-            tile_counter(True, o.offs) if config.dynamic else None,
-        )
+        counter = tile_counter(True, o.offs) if config.dynamic else None
+        given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
         tensors = (None if x is None else x.data_ptr() for x in given)
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
         kernel = _kernel(config, _key(p), nbytes, _rounded(p.groups), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
         arguments = (*_weights(p, o.b), *tensors, *sizes)
-        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p.work().flops))
+        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
         if sums is not None:
             from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 

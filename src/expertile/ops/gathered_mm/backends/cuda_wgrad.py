@@ -101,7 +101,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         programs = Device.current(out.device).sm_count
         kernel = _kernel(config, p.dtype, turned, out.get_device())
         stream = torch.cuda.current_stream().cuda_stream
-        kernel(programs, stream, (*maps, *tensors, *sizes), starts_early(p.work().flops))
+        kernel(programs, stream, (*maps, *tensors, *sizes), starts_early(p))
 
 
 BACKEND = Backend(

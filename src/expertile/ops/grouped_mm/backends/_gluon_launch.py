@@ -91,7 +91,7 @@ def _launch(
         **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
-        "launch_pdl": starts_early(p.work().flops),
+        "launch_pdl": starts_early(p),
     }
     offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
     return Launch(

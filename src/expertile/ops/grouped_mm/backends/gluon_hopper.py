@@ -187,10 +187,6 @@ def _tiles(p: Problem, height: int = 128, width: int = 128) -> int:
     return p.groups * math.ceil(_rows(p) / height) * math.ceil(p.n / width)
 
 
-def _weights_mb(p: Problem) -> float:
-    return 2e-6 * p.groups * p.k * p.n
-
-
 def _gain_of_64_rows(p: Problem, device: Device) -> float:
     """Waves of 128x128 tiles over waves of 64x256 tiles, which have as many products: above 1 where fewer idle rows
     save more than idle columns cost. A dozen waves even out."""
@@ -229,7 +225,7 @@ def _h200_default(problem: Problem, device: Device) -> Config:
         return _wgrad_default(p)
     rows, tiles = _rows(p), _tiles(p)
     full_tiles = p.groups * rows * p.n / 128**2  # as many as there would be if none had rows or columns to spare
-    weights_mb = _weights_mb(p)
+    weights_mb = 2e-6 * p.groups * p.k * p.n
     k_contiguous = _b_inner(p) == 1
     if rows <= 48:
         if p.layout is Layout.RAGGED_M:

@@ -150,9 +150,7 @@ def _launch(
         **FP_FUSION,
         "num_stages": config.num_stages,
         # Triton may keep one stage less than it is asked for.
-        **pdl_options(
-            *(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1))), problem.work().flops
-        ),
+        **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1)), problem),
     }
     tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
     return Launch(

@@ -73,7 +73,7 @@ def _launch(
         **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": {1: 248, 2: 168, 3: 128}[consumers],
-        "launch_pdl": starts_early(p.work().flops),
+        "launch_pdl": starts_early(p),
     }
     (_, sa_m, sa_k), (sb_g, sb_n, sb_k) = scale_strides(p)
     return Launch(

@@ -221,7 +221,7 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
         programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
         sizes = (p.groups, p.n, p.k, *p.scale_b_strides, pitch)
         arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)
-        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p.work().flops))
+        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
     return out
 
 

@@ -49,8 +49,8 @@ def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]
     the producer."""
     maxnreg, of_consumer, of_producer = registers
     regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
-    early = starts_early(p.work().flops)
-    return tuple(({"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": early} | FP_FUSION).items())
+    options = {"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": starts_early(p)}
+    return tuple((options | FP_FUSION).items())
 
 
 def runner(imported: Callable[[], Any]) -> Run:
