@@ -10,11 +10,13 @@ What is wrong in Triton 3.6 to 3.9, each shown by a test in test_interpreter.py:
    3.9 then refuses it as a mask.
 4. numpy >= 2.4 refuses int() of an array with one element, so a loop with a run-time bound fails.
 
-What is slow in it, together a good half of an interpreted test's time:
+What is slow in it, together most of an interpreted test's time:
 
 5. every call of a function within a kernel looks through the whole language for what to replace, again.
 6. every sum, difference and product of integers is computed a second time in int64 and compared with what 32 bits
    hold, for an assertion that is then left out (`device_assert` does nothing without `debug`, which is never on here).
+7. every value computes anew what follows from its type alone, every type what follows from its element and shape, and
+   numpy's type is looked up in a table that is built for each look.
 
 A descriptor's offset in the last dimension must be a multiple of 16 bytes, which looks like one more error (the
 driver's documentation asks it of base and strides only) and is not: the hardware calls anything else an illegal
@@ -185,6 +187,46 @@ def _patch_tensor(original: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
+def _remembering(original: Callable[..., None], key: Callable[..., Any]) -> Callable[..., None]:
+    """An `__init__` that computes an object's attributes once for each `key` of its arguments."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    def init(self: Any, *given: Any) -> None:
+        attributes = known.get(name := key(*given))
+        if attributes is None:
+            original(self, *given)
+            known[name] = dict(vars(self))
+        else:
+            vars(self).update(attributes)
+
+    return init
+
+
+def _tensor(original: Callable[..., None]) -> Callable[..., None]:
+    of_type = _remembering(original, lambda handle, type: type.name)
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        of_type(self, handle, type)
+        self.handle = handle
+
+    return init
+
+
+def _block_key(element: Any, shape: Any) -> tuple[Any, ...]:
+    return (element.name, *[getattr(extent, "value", extent) for extent in shape])
+
+
+def _np_dtype(original: Callable[[Any], np.dtype]) -> Callable[[Any], np.dtype]:
+    known: dict[str, np.dtype] = {}
+
+    def np_dtype(dtype: Any) -> np.dtype:
+        if dtype.name not in known:  # one without fields is false
+            known[dtype.name] = original(dtype)
+        return known[dtype.name]
+
+    return np_dtype
+
+
 def _patch_for_good(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     # No kernel is compiled in this process: nobody needs the language as it was.
     original(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -202,6 +244,9 @@ def repair() -> None:
     builder.ternary_op = _ternary_op(builder.ternary_op)
     builder.cast_impl = _cast(builder.cast_impl)
     builder.create_dot = _dot
+    interpreter._get_np_dtype = _np_dtype(interpreter._get_np_dtype)
+    tl.tensor.__init__ = _tensor(tl.tensor.__init__)
+    tl.block_type.__init__ = _remembering(tl.block_type.__init__, _block_key)
     running = interpreter.interpreter_builder
     running.options = replace(running.options, sanitize_overflow=False)
     interpreter._patch_lang = _patch_for_good(interpreter._patch_lang)  # last: it takes the repairs above with it
