@@ -57,10 +57,15 @@ class Permutation:
 
 
 @triton.jit
+def _known(ids, experts):
+    """The ids as int32, -1 where they name no expert. Compared before they are narrowed: nothing wraps around."""
+    return tl.where((ids >= 0) & (ids < experts), ids, -1).to(tl.int32)
+
+
+@triton.jit
 def _expert(ids_ptr, slot, mask, experts):
-    """Expert of each slot as int32, -1 where there is none. Compared before it is narrowed: nothing wraps around."""
-    expert = tl.load(ids_ptr + slot, mask=mask, other=-1)
-    return tl.where((expert >= 0) & (expert < experts), expert, -1).to(tl.int32)
+    """Expert of each slot, -1 where there is none."""
+    return _known(tl.load(ids_ptr + slot, mask=mask, other=-1), experts)
 
 
 @triton.jit
@@ -154,12 +159,18 @@ def _place_kernel(
     i = tl.arange(0, BLOCK)
     slot = block * BLOCK + i
     there = slot < num_slots
-    expert = _expert(ids_ptr, slot, there, experts)
+    ids = tl.load(ids_ptr + slot, mask=there, other=-1)
+    # A thread has a slot (slots along the last dimension) and compares it with 16 ids at a time: sums across lanes run
+    # at an eighth of the rate. `before` counts from the first of the 16; what lies past num_slots is after every slot.
     rank = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, BLOCK, 16):  # all at once would leave registers for few programs, and latency limits
-        j = first + tl.arange(0, 16)
-        other = _expert(ids_ptr, block * BLOCK + j, block * BLOCK + j < num_slots, experts)
-        rank += tl.sum(((expert[:, None] == other[None, :]) & (j[None, :] < i[:, None])).to(tl.int32), 1)
+    first, before = block * BLOCK, i
+    j = tl.arange(0, 16)
+    for _ in range(0, BLOCK, 16):
+        other = tl.load(ids_ptr + first + j, mask=j < num_slots - first)
+        rank += tl.sum(((ids[None, :] == other[:, None]) & (j[:, None] < before[None, :])).to(tl.int32), 0)
+        first += 16
+        before -= 16
+    expert = _known(ids, experts)
     e = tl.arange(0, EXPERTS_P2)
     totals = tl.load(totals_ptr + e, mask=e < experts, other=0)
     ends = tl.cumsum(totals, 0)
@@ -167,8 +178,8 @@ def _place_kernel(
         tl.store(offs_ptr + e, ends, mask=e < experts)
     kept = expert >= 0
     known = tl.maximum(expert, 0)
-    before = tl.load(before_ptr + known.to(tl.int64) * blocks + block, mask=kept, other=0)
-    position = tl.gather(ends - totals, known, 0) + before + rank
+    earlier = tl.load(before_ptr + known.to(tl.int64) * blocks + block, mask=kept, other=0)
+    position = tl.gather(ends - totals, known, 0) + earlier + rank
     tl.store(positions_ptr + slot, tl.where(kept, position, -1), mask=there)
     tl.store(rows_ptr + position, slot // top_k, mask=kept)
     tl.store(slots_ptr + position, slot, mask=kept)
