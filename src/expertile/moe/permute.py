@@ -108,8 +108,10 @@ def _count_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     EXPERTS_P2: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """counts [E, blocks]: slots of each expert in each block; a program takes BLOCKS blocks. Clears rows and slots."""
+    begin(PDL)
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK * BLOCKS)
     slot = program * (BLOCK * BLOCKS) + i
@@ -126,8 +128,9 @@ def _count_kernel(
 
 
 @triton.jit
-def _scan_kernel(counts_ptr, totals_ptr, blocks, CHUNK: tl.constexpr):
+def _scan_kernel(counts_ptr, totals_ptr, blocks, CHUNK: tl.constexpr, PDL: tl.constexpr):
     """An expert's counts become the sums of those before them; totals [E] the sum of all."""
+    begin(PDL)
     expert = tl.program_id(0)
     counts_ptr += expert.to(tl.int64) * blocks
     total = tl.zeros([], tl.int32)
@@ -154,7 +157,9 @@ def _place_kernel(
     experts,
     BLOCK: tl.constexpr,
     EXPERTS_P2: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    begin(PDL)
     block = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     slot = block * BLOCK + i
@@ -199,9 +204,9 @@ def _empty(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
 def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     offs, rows, slots, positions = parts = _empty(topk_ids, num_experts)
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
-    experts_p2 = max(32, power_of_two(num_experts))
+    experts_p2, pdl = max(32, power_of_two(num_experts)), supports_pdl(topk_ids)
     if num_slots <= SMALL:
-        slots_p2, pdl = max(128, power_of_two(num_slots)), supports_pdl(topk_ids)
+        slots_p2 = max(128, power_of_two(num_slots))
         launch(
             _sort_kernel,
             1,
@@ -221,18 +226,20 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
         -(-blocks // together),
         (topk_ids, rows, slots, counts),
         (num_slots, blocks, num_experts),
-        (BLOCK, together, experts_p2),
+        (BLOCK, together, experts_p2, pdl),
         num_warps=4,
+        pdl=pdl,
     )
     chunk = min(2048, max(128, power_of_two(blocks)))
-    launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk,), num_warps=4)
+    launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk, pdl), num_warps=4, pdl=pdl)
     launch(
         _place_kernel,
         blocks,
         (topk_ids, counts, totals, offs, rows, slots, positions),
         (num_slots, top_k, blocks, num_experts),
-        (BLOCK, experts_p2),
+        (BLOCK, experts_p2, pdl),
         num_warps=4,
+        pdl=pdl,
     )
     return parts
 
