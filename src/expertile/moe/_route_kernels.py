@@ -180,6 +180,15 @@ def route_kernel(
 
 
 @triton.jit
+def _of_scores(dscores, scores, shared, SIGMOID: tl.constexpr):
+    """The logits' gradient from that of their scores; `shared` is <dscores, scores> of a token, for softmax."""
+    if SIGMOID:
+        return dscores * scores * (1.0 - scores)
+    else:
+        return scores * (dscores - shared)
+
+
+@triton.jit
 def route_backward_kernel(
     logits_ptr,
     ids_ptr,
@@ -205,14 +214,16 @@ def route_backward_kernel(
     scores, peak, total = _scores(logits, SIGMOID)
     row = token.to(tl.int64)[:, None]
     dscores = tl.zeros([BLOCK_T, EXPERTS_P2], tl.float32)
+    shared = tl.zeros([BLOCK_T], tl.float32)  # <dscores, scores> of a softmax, what the chosen add included
     if dscores_ptr is not None:
         dscores = tl.load(dscores_ptr + row * experts + expert[None, :], mask=there, other=0.0).to(tl.float32)
-    direct = tl.zeros([BLOCK_T, EXPERTS_P2], tl.float32)
+        if not SIGMOID:
+            shared = tl.sum(dscores * scores, 1)
     if dweights_ptr is not None:
         j = tl.arange(0, SELECT_P2)[None, :]
         inside = (j < SELECT) & (token < T)[:, None]
         counted = inside & (j < TOP_K)
-        ids = tl.load(ids_ptr + row * SELECT + j, mask=inside, other=-1)
+        ids = tl.load(ids_ptr + row * SELECT + j, mask=inside, other=0)
         grad = tl.load(dweights_ptr + row * SELECT + j, mask=inside, other=0.0).to(tl.float32) * scale
         chosen = tl.load(logits_ptr + row * stride + ids, mask=inside, other=0.0).to(tl.float32)
         if SIGMOID or SOFTMAX_OF_CHOSEN:
@@ -221,22 +232,25 @@ def route_backward_kernel(
             raw = _raw_weights(chosen, peak, total, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
         if NORMALIZE:
             below = (tl.sum(tl.where(counted, raw, 0.0), 1) + TINY)[:, None]
-            shared = tl.sum(grad * raw, 1)[:, None] / below
-            grad = tl.where(inside, grad - tl.where(counted, shared, 0.0), 0.0) / below
+            mean = tl.sum(grad * raw, 1)[:, None] / below
+            grad = tl.where(inside, grad - tl.where(counted, mean, 0.0), 0.0) / below
         if SOFTMAX_OF_CHOSEN and not SIGMOID:
             # Only the counted logits are in the denominator; all chosen ones have a numerator.
-            shared = tl.sum(grad * raw, 1)[:, None]
-            grad = raw * (grad - tl.where(counted, shared, 0.0))
-        for i in tl.static_range(SELECT):
-            to = tl.sum(tl.where(j == i, ids, 0), 1)
-            amount = tl.sum(tl.where(j == i, grad, 0.0), 1)
-            direct += tl.where(expert[None, :] == to[:, None], amount[:, None], 0.0)
-    if not SOFTMAX_OF_CHOSEN or SIGMOID:
-        dscores += direct
-    if SIGMOID:
-        dlogits = dscores * scores * (1.0 - scores)
-    else:
-        dlogits = scores * (dscores - tl.sum(dscores * scores, 1)[:, None])
-        if SOFTMAX_OF_CHOSEN:
-            dlogits += direct
-    tl.store(dlogits_ptr + row * experts + expert[None, :], dlogits, mask=there)
+            mean = tl.sum(grad * raw, 1)[:, None]
+            grad = raw * (grad - tl.where(counted, mean, 0.0))
+        elif not SIGMOID:
+            shared += tl.sum(grad * raw, 1)
+    target = dlogits_ptr + row * experts
+    tl.store(target + expert[None, :], _of_scores(dscores, scores, shared[:, None], SIGMOID), mask=there)
+    if dweights_ptr is not None:
+        # The few that were chosen are written once more, with their weight's gradient.
+        own = tl.zeros([BLOCK_T, SELECT_P2], tl.float32)
+        if dscores_ptr is not None:
+            own = tl.load(dscores_ptr + row * experts + ids, mask=inside, other=0.0).to(tl.float32)
+        if SOFTMAX_OF_CHOSEN and not SIGMOID:
+            score = tl.exp(chosen - peak[:, None]) / total[:, None]
+            dchosen = _of_scores(own, score, shared[:, None], SIGMOID) + grad
+        else:
+            dchosen = _of_scores(own + grad, raw, shared[:, None], SIGMOID)
+        tl.debug_barrier()
+        tl.store(target + ids, dchosen, mask=inside)
