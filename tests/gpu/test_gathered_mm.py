@@ -127,7 +127,7 @@ def test_combine(cols, top_k, dtype, tolerance):
     out = combine(y, positions, weights)
     torch.testing.assert_close(out.double(), dense_combine(y, positions, weights), rtol=tolerance, atol=tolerance)
     assert torch.equal(out, combine(y, positions, weights))
-    for config in (combine_module.Config(256, 1), combine_module.Config(2048, 8)):
+    for config in (combine_module.Config(256, 1), combine_module.Config(2048, 8), combine_module.Config(256, 4, 4)):
         assert torch.equal(out, combine(y, positions, weights, config=config))
     y, weights = y.nan_to_num().requires_grad_(), weights.nan_to_num().requires_grad_()
     grad = torch.randn(33, cols, device="cuda").to(dtype)

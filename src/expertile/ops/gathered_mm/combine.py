@@ -29,18 +29,24 @@ from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of,
 
 @dataclass(frozen=True)
 class Config:
-    """`columns` of one program, at most; `num_warps` warps share them."""
+    """A program sums `columns` columns, at most, of each of `tokens` tokens; `num_warps` warps share them."""
 
     columns: int
     num_warps: int
+    tokens: int = 1
 
 
-def default_config(cols: int, itemsize: int) -> Config:
-    """One 16-byte load a thread for each of a token's rows: k of them are in flight at a time."""
+def default_config(cols: int, itemsize: int, tokens: int = 1) -> Config:
+    """One 16-byte load a thread for each of a token's rows: k of them are in flight at a time. Of many tokens with
+    narrow rows a program takes several: a multiprocessor holds 32 programs, whose single warps would be half of those
+    that it has room for."""
     block = column_block(cols, 8192 // itemsize // 4)
-    return Config(block, max(1, min(8, block * itemsize // 512)))
+    warps = max(1, min(8, block * itemsize // 512))
+    together = max(1, 4 // warps) if tokens >= _MANY_TOKENS else 1
+    return Config(block, warps * together, together)
 
 
+_MANY_TOKENS = 4096  # enough for some programs of four on each multiprocessor
 _MOST_UNROLLED = 32
 # Bytes of y up to which the kernel starts before the product that writes y is done. It saves 1 to 2 us; but where much
 # is to be read it then reads at half the speed. (H200, 40960 tokens of 768 columns, top-2: 76 us, and 70 more; a likely
@@ -48,68 +54,59 @@ _MOST_UNROLLED = 32
 _PDL_NBYTES = 2**24
 
 
-@triton.jit(do_not_specialize=["y_stride"])
+@triton.jit(do_not_specialize=["tokens", "y_stride"])
 def _combine_kernel(
     y_ptr,
     positions_ptr,
     weights_ptr,
     out_ptr,
+    tokens,
     H,
     y_stride,
     UNIT: tl.constexpr,
     TOP_K: tl.constexpr,
     UNROLL: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program for BLOCK columns of a token. y_stride is in units of UNIT elements."""
+    """One program for BLOCK columns of TOKENS tokens. y_stride is in units of UNIT elements."""
     begin(PDL)
     chunks = tl.cdiv(H, BLOCK)
-    token = tl.program_id(0) // chunks
+    token = tl.program_id(0) // chunks * TOKENS + tl.arange(0, TOKENS)
     col = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
-    acc = tl.zeros((BLOCK,), tl.float32)
+    there = token < tokens
+    acc = tl.zeros((TOKENS, BLOCK), tl.float32)
     # Unrolled, all of a token's loads are on their way at once.
     if UNROLL:
         for j in tl.static_range(TOP_K):
             acc = _add_row(
-                acc, y_ptr, positions_ptr, weights_ptr, token * TOP_K + j, col, H, y_stride, UNIT, BLOCK, EVEN
+                acc, y_ptr, positions_ptr, weights_ptr, token * TOP_K + j, there, col, H, y_stride, UNIT, EVEN
             )
     else:
         for j in range(TOP_K):
             acc = _add_row(
-                acc, y_ptr, positions_ptr, weights_ptr, token * TOP_K + j, col, H, y_stride, UNIT, BLOCK, EVEN
+                acc, y_ptr, positions_ptr, weights_ptr, token * TOP_K + j, there, col, H, y_stride, UNIT, EVEN
             )
-    out = acc.to(out_ptr.dtype.element_ty)
-    target = out_ptr + token.to(tl.int64) * H + col
-    if EVEN:
-        tl.store(target, out)
-    else:
-        tl.store(target, out, mask=col < H)
+    inside = there[:, None] if EVEN else there[:, None] & (col < H)[None, :]
+    target = out_ptr + token.to(tl.int64)[:, None] * H + col[None, :]
+    tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _add_row(
-    acc,
-    y_ptr,
-    positions_ptr,
-    weights_ptr,
-    slot,
-    col,
-    H,
-    y_stride,
-    UNIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
+    acc, y_ptr, positions_ptr, weights_ptr, slot, there, col, H, y_stride, UNIT: tl.constexpr, EVEN: tl.constexpr
 ):
-    """acc + the row of `slot`, weighted."""
-    position = tl.load(positions_ptr + slot)
+    """acc + the rows of the slots, one of each token, weighted."""
+    position = tl.load(positions_ptr + slot, mask=there, other=-1)
     kept = position >= 0
-    inside = kept if EVEN else (col < H) & kept
-    row = tl.load(y_ptr + position.to(tl.int64) * y_stride * UNIT + col, mask=inside, other=0.0).to(tl.float32)
+    inside = kept[:, None] if EVEN else kept[:, None] & (col < H)[None, :]
+    start = position.to(tl.int64)[:, None] * y_stride * UNIT
+    row = tl.load(y_ptr + start + col[None, :], mask=inside, other=0.0).to(tl.float32)
     if weights_ptr is not None:
         # A dropped slot's weight may be anything: infinity times 0 is no zero.
-        row *= tl.load(weights_ptr + slot, mask=kept, other=0.0)
+        row *= tl.load(weights_ptr + slot, mask=kept, other=0.0)[:, None]
     return acc + row
 
 
@@ -172,16 +169,16 @@ def forward(
     y, positions = _rows(y), positions.contiguous()
     weights = None if weights is None else weights.contiguous()
     if config is None:
-        config = default_config(cols, y.element_size())
+        config = default_config(cols, y.element_size(), tokens)
     block = column_block(cols, config.columns)
     unit = 16 if y.stride(0) % 16 == 0 else 1
     pdl = positions.numel() * cols * y.element_size() <= _PDL_NBYTES and supports_pdl(y)
     launch(
         _combine_kernel,
-        tokens * -(-cols // block),
+        -(-tokens // config.tokens) * -(-cols // block),
         (y, positions, weights, out),
-        (cols, y.stride(0) // unit),
-        (unit, top_k, top_k <= _MOST_UNROLLED, block, cols % block == 0, pdl),
+        (tokens, cols, y.stride(0) // unit),
+        (unit, top_k, top_k <= _MOST_UNROLLED, config.tokens, block, cols % block == 0, pdl),
         num_warps=config.num_warps,
         pdl=pdl,
     )

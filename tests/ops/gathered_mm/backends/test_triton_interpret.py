@@ -81,9 +81,10 @@ else:
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
     @pytest.mark.parametrize("cols, top_k, columns", [(48, 2, 16), (272, 3, 256), (37, 4, 64), (64, 33, 64)])
-    def test_combine(cols, top_k, columns, dtype):
+    @pytest.mark.parametrize("tokens", [1, 4])
+    def test_combine(cols, top_k, columns, dtype, tokens):
         y, positions, weights = routed(5, top_k, cols, dtype)
-        config = Config(columns, 1)
+        config = Config(columns, 1, tokens)
         want = dense_combine(y, positions, weights)
         tolerance = 2.0**-8 if dtype is torch.bfloat16 else 1e-6
         got = forward(y, positions, weights, config)
