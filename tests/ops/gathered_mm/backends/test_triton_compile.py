@@ -77,6 +77,8 @@ def _launched(what: str, cols: int, interleaved: bool = False):
         pointwise.gated_backward(x, pre, index, weights, offs, pre, x, weights, "geglu", interleaved)
     elif what == "combine":
         combine.forward(x, index.view(8, 8), weights)
+    elif what == "combine_many":
+        combine.forward(x, torch.zeros(4096, 8, dtype=torch.int32), torch.empty(4096, 8))
     else:
         combine.backward(x[:8], x, index.view(8, 8), weights, (True, True))
 
@@ -92,6 +94,7 @@ def _launched(what: str, cols: int, interleaved: bool = False):
         ("gated_backward", 90, 512, True),
         ("combine", 90, 4096, False),
         ("combine", 80, 1536, False),
+        ("combine_many", 90, 768, False),
         ("combine_backward", 90, 4096, False),
     ],
 )
