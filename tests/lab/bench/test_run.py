@@ -100,7 +100,8 @@ def test_a_time_below_the_bound_is_refused(monkeypatch):
 
     monkeypatch.setattr(run_module, "bound", lambda work, device, key: Bound(10.0, "compute"))
     found = by_backend(records(backend("good")))
-    assert found["good"].status == "refused" and "below the bound" in found["good"].reason
+    assert found["good"].status == "refused" and "below the bound of 1e+07 us: " in found["good"].reason
+    assert "times what the device can do" in found["good"].reason
     assert found["good"].time_s < 10.0
 
 

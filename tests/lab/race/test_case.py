@@ -10,6 +10,7 @@ from expertile.device import Device
 from expertile.lab.bench import run as run_module
 from expertile.lab.bench.run import run
 from expertile.lab.race import case as case_module
+from expertile.lab.race import timing
 from expertile.lab.race.baselines import Copy
 from expertile.lab.race.case import Case, Site
 from expertile.lab.race.record import read
@@ -144,12 +145,8 @@ def test_inputs_rotate_and_outputs_live_until_their_set_comes_round():
 
 def test_a_rival_that_no_graph_can_hold_is_timed_eagerly_alone(monkeypatch):
     # On a CPU there is one policy: both are timed by it.
-    real = run_module.time_on_sets
-
-    def eager(candidates, sets, policy, *rest):
-        return real(candidates, sets, "eager", *rest)
-
-    monkeypatch.setattr(run_module, "time_on_sets", eager)
+    real = timing.time_interleaved
+    monkeypatch.setattr(timing, "time_interleaved", lambda calls, **how: real(calls, **how | {"policy": "eager"}))
     settings = run_module._Session.__init__
 
     def with_graph(self, policies, *rest):

@@ -1,6 +1,7 @@
 """Input sets and the screening of configs."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,15 +31,15 @@ def sleeper(name, seconds, seen=None):
 
 def test_every_candidate_sees_the_same_sets_larger_than_the_cache():
     first, second = set(), set()
-    outcomes = time_on_sets([sleeper("a", 0.0, first), sleeper("b", 0.0, second)], SETS, "eager", CPU, Budget(0.1))
-    assert all(isinstance(o, Measurement) for o in outcomes)
+    timed = time_on_sets([sleeper("a", 0.0, first), sleeper("b", 0.0, second)], SETS, "eager", CPU, Budget(0.1))
+    assert all(isinstance(c.outcome, Measurement) for c in timed)
     assert first == second and 1 < len(first) <= 128
     assert len(first) == 128 or len(first) * WORKLOAD.memory_nbytes >= 3 * CASE.site.device.l2_bytes
 
 
 def test_same_names_are_kept_apart_and_progress_uses_plain_ones():
     seen = []
-    outcomes = time_on_sets(
+    timed = time_on_sets(
         [sleeper("a", 0.0), sleeper("a", 0.002)],
         SETS,
         "eager",
@@ -46,7 +47,7 @@ def test_same_names_are_kept_apart_and_progress_uses_plain_ones():
         Budget(0.1),
         lambda i, medians: seen.append(set(medians)),
     )
-    assert outcomes[0].time_s < 0.002 <= outcomes[1].time_s
+    assert timed[0].time_s < 0.002 <= timed[1].time_s
     assert seen and seen[0] == {"a"}
 
 
@@ -55,9 +56,9 @@ def test_what_binding_raises_is_the_candidates_own_failure():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     greedy = Candidate("greedy", Work(1.0, 1.0), {}, bind)
-    outcomes = time_on_sets([greedy, sleeper("a", 0.0)], SETS, "eager", CPU, Budget(0.1))
-    assert isinstance(outcomes[0], Failure) and outcomes[0].kind == "memory"
-    assert isinstance(outcomes[1], Measurement)
+    failed, timed = time_on_sets([greedy, sleeper("a", 0.0)], SETS, "eager", CPU, Budget(0.1))
+    assert isinstance(failed.outcome, Failure) and failed.outcome.kind == "memory"
+    assert isinstance(timed.outcome, Measurement)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +66,20 @@ def test_what_binding_raises_is_the_candidates_own_failure():
 )
 def test_screening_keeps_the_default_and_a_faster_other(seconds, kept):
     group = [sleeper("a", s) for s in seconds]
-    keep, tried = pick_configs([*group, sleeper("b", 0.0)], SETS, "eager", CPU)
+    keep = pick_configs([*group, sleeper("b", 0.0)], SETS, "eager", CPU)
     assert [c.config["seconds"] for c in keep if c.name == "a"] == kept
     assert [c.name for c in keep][-1] == "b"
-    assert list(tried.values()) == ([3] if len(kept) == 2 else [])
+    assert [c.tried for c in keep] == ([0, 3, 0] if len(kept) == 2 else [0, 0])
 
 
 def test_all_ways_of_a_baseline_go_on():
     ways = [sleeper("copy", 0.004), sleeper("copy", 0.0)]
-    assert pick_configs(ways, SETS, "eager", CPU) == (ways, {})
+    assert pick_configs(ways, SETS, "eager", CPU) == ways
 
 
-def test_nobody_to_time():
-    assert time_on_sets([], SETS, "eager", CPU, Budget()) == []
+def test_what_is_not_ready_stays_as_it_is():
+    wrong, captured = (
+        replace(sleeper("a", 0.0), bind=None, status="wrong"),
+        replace(sleeper("b", 0.0), policies=("graph",)),
+    )
+    assert time_on_sets([wrong, captured], SETS, "eager", CPU, Budget()) == [wrong, captured]

@@ -20,16 +20,7 @@ import torch
 from expertile.lab.measure.cpu import known_dtypes, with_measured_roofs
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
-from expertile.lab.measure.interleaved import (
-    Budget,
-    Failure,
-    Measurement,
-    Outcome,
-    device_alive,
-    failure_of,
-    quick_collections,
-    release,
-)
+from expertile.lab.measure.interleaved import Budget, Failure, device_alive, failure_of, quick_collections, release
 from expertile.lab.measure.timers import POLICIES
 from expertile.lab.operators.grouped_mm import OP, grouped_mm, rivals_of
 from expertile.lab.race.candidate_gate import UserCandidates
@@ -202,9 +193,15 @@ class _Session:
         finally:
             release(self.device)
         for place, policy in enumerate(self.policies):
-            wanted = [c for c in candidates if (c.name, policy) in missing]
-            left = workloads_left * len(self.policies) - place
-            yield from self._policy(case, policy, wanted, self._budget(left))
+            rows = [c for c in candidates if (c.name, policy) in missing]
+            if not self.dead and any(c.ready(policy) for c in rows):
+                rows = self._timed(case, policy, rows, self._budget(workloads_left * len(self.policies) - place))
+            if not self.dead and not device_alive(self.device):
+                failed = (f"{c.name}: {c.outcome.reason}" for c in rows if isinstance(c.outcome, Failure))
+                self.dead = next(failed, "the device stopped answering")
+            rows = _without_slower_ways(rows)
+            for row, limit in zip(rows, self._limits(case, rows), strict=True):
+                yield self._emit(self._record(case, policy, row, limit))
             release(self.device)
 
     def _candidates(self, case: Case, names: set[str]) -> list[Candidate]:
@@ -218,60 +215,37 @@ class _Session:
                 self.dead = f"{candidate.name} left the device unusable ({candidate.reason})"
         return found
 
-    def _policy(self, case: Case, policy: str, candidates: list[Candidate], budget: Budget) -> Iterator[Record]:
-        ready = [c for c in candidates if c.bind is not None and policy in c.policies and not self.dead]
-        outcomes: dict[int, Outcome] = {}
-        tried: dict[int, int] = {}
-        try:
-            if ready:
-                outcomes, tried = self._timed(case, policy, ready, budget)
-        except Exception as error:  # operands that do not fit, or a device that died while they were made
-            failure = failure_of(error, self.device)
-            outcomes = {id(c): failure for c in ready}
-        if not self.dead and not device_alive(self.device):
-            self.dead = next(
-                (f"{c.name}: {o.reason}" for c in ready if isinstance(o := outcomes.get(id(c)), Failure)),
-                "the device stopped answering",
-            )
-        limits = self._limits(case, candidates, outcomes)
-        for candidate in _without_slower_ways(candidates, outcomes):
-            outcome = outcomes.get(id(candidate))
-            if outcome is not None or candidate not in ready:  # else slower than another config of its backend
-                limit = limits[id(candidate)]
-                yield self._emit(self._record(case, policy, candidate, outcome, tried.get(id(candidate)), limit))
-
-    def _timed(
-        self, case: Case, policy: str, ready: list[Candidate], budget: Budget
-    ) -> tuple[dict[int, Outcome], dict[int, int]]:
-        """By `id` the outcome of each of `ready` that is worth a full measurement, and the configs it was one of."""
+    def _timed(self, case: Case, policy: str, rows: list[Candidate], budget: Budget) -> list[Candidate]:
+        """`rows` with the outcomes of those that are ready, without configs that are not worth a full measurement."""
 
         def tell(index: int, medians: Mapping[str, float]) -> None:
             self._tell("round", case.workload, policy=policy, text=str(index), medians=_rivals(medians))
 
-        sets = case.input_sets(self.seed)
-        tried: dict[int, int] = {}
-        if self.tune_configs:
-            ready, tried = pick_configs(ready, sets, policy, self.device)
-        timed = time_on_sets(ready, sets, policy, self.device, budget, tell)
-        return {id(c): outcome for c, outcome in zip(ready, timed, strict=True)}, tried
+        try:
+            sets = case.input_sets(self.seed)
+            if self.tune_configs:
+                rows = pick_configs(rows, sets, policy, self.device)
+            return time_on_sets(rows, sets, policy, self.device, budget, tell)
+        except Exception as error:  # operands that do not fit, or a device that died while they were made
+            failure = failure_of(error, self.device)
+            return [replace(c, outcome=failure) if c.ready(policy) else c for c in rows]
 
-    def _limits(self, case: Case, candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> dict[int, Bound]:
-        """The bound of each candidate, by `id`. The roofs of a CPU are what it reached, not what it can do: where a
-        call is faster, the bound of its workload is as far below the roofs as that call."""
-        safe = {id(c): bound(c.work, self.site.device, case.dtype_key) for c in candidates}
+    def _limits(self, case: Case, rows: Sequence[Candidate]) -> list[Bound]:
+        """The bound of each row. The roofs of a CPU are what it reached, not what it can do: where a call is faster,
+        the bound of its workload is as far below the roofs as that call. A time that no processor of this kind can
+        reach is refused by the safe bound."""
+        safe = [bound(c.work, self.site.device, case.dtype_key) for c in rows]
         if self.facts is self.site.device:
             return safe
-        reached = {id(c): self._reached(c.work, case.dtype_key) for c in candidates}
+        reached = [self._reached(c.work, case.dtype_key) for c in rows]
+        possible = [c.time_s >= least.seconds for c, least in zip(rows, safe, strict=True)]
         scale: dict[str, float] = {}
-        for key, o in outcomes.items():
-            limit = reached[key]
-            if isinstance(o, Measurement) and limit.seconds and o.time_s >= safe[key].seconds:
-                share = o.time_s / limit.seconds * (1 - 1e-9)  # rounding must not leave the bound above the time
+        for row, limit, ok in zip(rows, reached, possible, strict=True):
+            if ok and limit.seconds:
+                share = row.time_s / limit.seconds * (1 - 1e-9)  # rounding must not leave the bound above the time
                 scale[limit.limiter] = min(scale.get(limit.limiter, 1.0), share)
-        limits = {key: replace(b, seconds=b.seconds * scale.get(b.limiter, 1.0)) for key, b in reached.items()}
-        # One that no processor of this kind can have done is refused by the safe bound.
-        refused = (key for key, o in outcomes.items() if isinstance(o, Measurement) and o.time_s < safe[key].seconds)
-        return limits | {key: safe[key] for key in refused}
+        scaled = [replace(b, seconds=b.seconds * scale.get(b.limiter, 1.0)) for b in reached]
+        return [b if ok else least for b, ok, least in zip(scaled, possible, safe, strict=True)]
 
     def _reached(self, work: Work, dtype_key: str) -> Bound:
         """By the roofs that are known; of a product whose peak is not known, nothing."""
@@ -279,30 +253,20 @@ class _Session:
             return Bound(0.0, "unknown")
         return bound(work, self.facts, dtype_key)
 
-    def _record(
-        self,
-        case: Case,
-        policy: str,
-        candidate: Candidate,
-        outcome: Outcome | None,
-        tried: int | None,
-        limit: Bound | None = None,
-    ) -> Record:
+    def _record(self, case: Case, policy: str, candidate: Candidate, limit: Bound) -> Record:
         why = "it cannot be captured in a CUDA graph" if policy not in candidate.policies else self.dead
-        limit = limit or self._reached(candidate.work, case.dtype_key)
         unmeasured = f"not measured: {why}"
-        return case.record(
-            candidate, policy, outcome, limit, env=self.env, run=self.run_id, tried=tried, unmeasured=unmeasured
-        )
+        return case.record(candidate, policy, limit, env=self.env, run=self.run_id, unmeasured=unmeasured)
 
     def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
         """One record with `reason` for each candidate that was to run."""
         self.total -= sum(1 for name, _ in missing if name in BASELINES)
+        limit = self._reached(case.work, case.dtype_key)
         for policy in self.policies:
             for name in case.names:
                 if (name, policy) in missing and name not in BASELINES:
                     absent = Candidate(name, case.work, status=status, reason=reason)
-                    yield self._emit(self._record(case, policy, absent, None, None))
+                    yield self._emit(self._record(case, policy, absent, limit))
 
     def _too_large(self, case: Case) -> str:
         need, free = case.memory_needed, free_memory(self.device)
@@ -340,16 +304,11 @@ class _Session:
         )
 
 
-def _without_slower_ways(candidates: Sequence[Candidate], outcomes: Mapping[int, Outcome]) -> list[Candidate]:
-    """`candidates`, but of each baseline its fastest way alone; the first if none has a time."""
-
-    def seconds(candidate: Candidate) -> float:
-        outcome = outcomes.get(id(candidate))
-        return outcome.time_s if isinstance(outcome, Measurement) else math.inf
-
-    ways = [[c for c in candidates if c.name == name] for name in BASELINES]
-    best = [min(group, key=seconds) for group in ways if group]
-    return [c for c in candidates if c.name not in BASELINES or any(c is b for b in best)]
+def _without_slower_ways(rows: Sequence[Candidate]) -> list[Candidate]:
+    """`rows`, but of each baseline its fastest way alone; the first if none has a time."""
+    ways = [[c for c in rows if c.name == name] for name in BASELINES]
+    best = [min(group, key=lambda c: c.time_s) for group in ways if group]
+    return [c for c in rows if c.name not in BASELINES or any(c is b for b in best)]
 
 
 def _rivals(medians: Mapping[str, float]) -> dict[str, float]:

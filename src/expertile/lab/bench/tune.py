@@ -29,7 +29,6 @@ from expertile.lab.measure.environment import capture_env, new_run_id, same_mach
 from expertile.lab.measure.interleaved import (
     Budget,
     Measurement,
-    TimedCall,
     device_alive,
     failure_of,
     quick_collections,
@@ -286,7 +285,7 @@ def _screen(
     cuda = machine.torch_device.type == "cuda"
     timer: Timer = GraphTimer(machine.torch_device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
     outcomes = time_interleaved(
-        [TimedCall(str(i), _call(r, problem, sets)) for i, r in enumerate(rivals)],
+        {str(i): _call(r, problem, sets) for i, r in enumerate(rivals)},
         policy=machine.policy,
         device=machine.torch_device,
         num_sets=count,
@@ -308,13 +307,11 @@ def _call(rival: Rival, problem: Problem, sets: Sequence[Operands]) -> Callable[
 
 
 def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy: str) -> list[Record]:
-    ready = [c for c in candidates if c.bind is not None]
-    timed = time_on_sets(ready, case.input_sets(machine.seed), policy, machine.torch_device, _FINAL)
-    outcomes = {id(c): o for c, o in zip(ready, timed, strict=True)}
-    limits = [bound(c.work, machine.device, case.dtype_key) for c in candidates]
+    rows = time_on_sets(candidates, case.input_sets(machine.seed), policy, machine.torch_device, _FINAL)
+    limits = [bound(c.work, machine.device, case.dtype_key) for c in rows]
     return [
-        case.record(c, policy, outcomes.get(id(c)), limit, env=machine.env, run=machine.run_id)
-        for c, limit in zip(candidates, limits, strict=True)
+        case.record(c, policy, limit, env=machine.env, run=machine.run_id)
+        for c, limit in zip(rows, limits, strict=True)
     ]
 
 

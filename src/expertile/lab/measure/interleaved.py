@@ -1,5 +1,5 @@
 """Times candidates against each other: interleaved round by round, until their medians are known or time is up. One
-that fails becomes a `Failure` with a reason; the others go on. A time below its bound is refused.
+that fails becomes a `Failure` with a reason; the others go on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,6 @@ LEAST_ROUNDS = 3  # made whatever the budget says: fewer give no interval worth 
 
 
 @dataclass(frozen=True)
-class TimedCall:
-    """Something to time: `call(i)` computes once on input set i, 0 <= i < the number of sets."""
-
-    name: str
-    call: Call
-    bound_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class Measurement:
     """Seconds per call: median over rounds, 95 % interval of the median, one sample per round."""
 
@@ -40,17 +31,6 @@ class Measurement:
     samples: tuple[float, ...]
     calls_per_sample: int
     clocks: Clocks = NO_CLOCKS
-    bound_s: float = 0.0
-
-    @property
-    def refused(self) -> str:
-        """Why this figure cannot be true, or ""."""
-        if self.time_s >= self.bound_s:
-            return ""
-        return (
-            f"measured {self.time_s * 1e6:.3g} us, below the bound of {self.bound_s * 1e6:.3g} us: "
-            f"{self.bound_s / self.time_s:.2f} times what the device can do, so the measurement is wrong"
-        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,7 @@ class Budget:
 
 
 def time_interleaved(
-    candidates: Sequence[TimedCall],
+    calls: Mapping[str, Call],
     *,
     policy: str,
     device: torch.device,
@@ -92,55 +72,50 @@ def time_interleaved(
     on_round: Callable[[int, Mapping[str, float]], None] | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Outcome]:
-    """Time `candidates` under `policy` ("graph" or "eager") and return one outcome per name, in the order given.
+    """Time `calls` under `policy` ("graph" or "eager") and return one outcome per name, in the order given. `call(i)`
+    computes once on input set i, 0 <= i < `num_sets`.
 
     All are warmed up (and captured) first; then each makes one sample per round, in an order that changes from round to
     round (`turn_order`); the first round is thrown away. `read_clocks` is called once a round, beside the first
-    candidate in the order; `on_round(round, {name: median so far})` reports progress. ValueError for names that are not
-    unique, or an unknown policy."""
-    names = [c.name for c in candidates]
-    if len(set(names)) != len(names):
-        raise ValueError(f"candidates: expected unique names, got {names}")
+    candidate in the order; `on_round(round, {name: median so far})` reports progress. ValueError for an unknown
+    policy."""
     timer = timer or timer_for(policy, device)
     read_clocks = read_clocks or (clock_reader(device) if device.type == "cuda" else cpu_reader())
-    runs = _prepare(candidates, timer, num_sets, device)
-    _rounds(runs, budget, read_clocks, on_round, now, device)
-    return {run.candidate.name: run.outcome() for run in runs}
+    runs = _prepare(calls, timer, num_sets, device)
+    all_clocks = _rounds(runs, budget, read_clocks, on_round, now, device)
+    return {run.name: run.outcome(all_clocks) for run in runs}
 
 
 @dataclass
 class _Run:
     """One candidate while it is being measured."""
 
-    candidate: TimedCall
+    name: str
     sampler: Sampler | None = None
     failure: Failure | None = None
     samples: list[float] = field(default_factory=list)
     clocks: list[Clocks] = field(default_factory=list)
-    all_clocks: Sequence[Clocks] = ()
 
-    def outcome(self) -> Outcome:
-        samples = self.samples
+    def outcome(self, all_clocks: Sequence[Clocks]) -> Outcome:
+        """`all_clocks`: readings beside any candidate, for one beside which none was made."""
         if self.failure is not None:
             return self.failure
-        if len(samples) < LEAST_ROUNDS:
+        if len(self.samples) < LEAST_ROUNDS:
             return Failure("error", f"stopped before {LEAST_ROUNDS} rounds were measured")
-        middle, interval = median_ci95(samples)
-        readings = self.clocks or self.all_clocks
         calls = self.sampler.calls if self.sampler else 1
-        return Measurement(middle, interval, tuple(samples), calls, summarize(readings), self.candidate.bound_s)
+        return Measurement(*median_ci95(self.samples), tuple(self.samples), calls, summarize(self.clocks or all_clocks))
 
 
-def _prepare(candidates: Sequence[TimedCall], timer: Timer, num_sets: int, device: torch.device) -> list[_Run]:
-    runs = [_Run(c) for c in candidates]
+def _prepare(calls: Mapping[str, Call], timer: Timer, num_sets: int, device: torch.device) -> list[_Run]:
+    runs = [_Run(name) for name in calls]
     for run in runs:
         try:
             with torch.no_grad():
-                run.sampler = timer.prepare(run.candidate.call, num_sets)
+                run.sampler = timer.prepare(calls[run.name], num_sets)
         except Exception as error:
             run.failure = failure_of(error, device)
             if run.failure.kind == "fatal":
-                _strand(runs, run.candidate.name)
+                _strand(runs, run.name)
                 break
     return runs
 
@@ -152,10 +127,9 @@ def _rounds(
     on_round: Callable[[int, Mapping[str, float]], None] | None,
     now: Callable[[], float],
     device: torch.device,
-) -> None:
+) -> list[Clocks]:
+    """Every reading of the clocks."""
     all_clocks: list[Clocks] = []
-    for run in runs:
-        run.all_clocks = all_clocks
     start = now()
     for index in range(budget.max_rounds + 1):
         live = [r for r in runs if r.failure is None and r.sampler is not None]
@@ -173,15 +147,16 @@ def _rounds(
                 run.failure = failure_of(error, device)
                 run.sampler = None
                 if run.failure.kind == "fatal":
-                    _strand(runs, run.candidate.name)
-                    return
+                    _strand(runs, run.name)
+                    return all_clocks
                 continue
             if index > 0:
                 run.samples.append(sample)
             run.clocks.extend(readings)
             all_clocks.extend(readings)
         if on_round is not None and index > 0:
-            on_round(index, {r.candidate.name: median_ci95(r.samples)[0] for r in live if r.samples})
+            on_round(index, {r.name: median_ci95(r.samples)[0] for r in live if r.samples})
+    return all_clocks
 
 
 def _enough(live: Sequence[_Run], budget: Budget, spent_s: float) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
-from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, failure_of, release, time_interleaved
+from expertile.lab.measure.interleaved import Budget, Failure, failure_of, release, time_interleaved
 from expertile.lab.operators import _models as models
 from expertile.lab.operators._models import DEQUANTISED, Plan
 from expertile.lab.operators.transformers_layers import BATCHED_TOKENS, MODELS
@@ -118,7 +118,7 @@ class Bench:
         device = self.site.torch_device
         right = [n for n, v in verdicts.items() if isinstance(v, Verdict) and v.ok]
         more = {n: details(n) if n in right else {} for n in verdicts}
-        timed = [TimedCall(n, lambda _, n=n: run(n)) for n in right]  # type: ignore[misc]
+        timed = {n: lambda _, n=n: run(n) for n in right}
         outcomes = time_interleaved(timed, policy=call.policy, device=device, budget=self.budget)
         release(device)
         sizes = {"model": plan.name, "layers": plan.options["num_hidden_layers"]}

@@ -12,7 +12,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.measure.env import Env
-from expertile.lab.measure.interleaved import Outcome, failure_of, release
+from expertile.lab.measure.interleaved import Measurement, Outcome, failure_of, release
 from expertile.lab.measure.timers import POLICIES, sets_for
 from expertile.lab.race.baselines import COPIES, Copy, copy_work
 from expertile.lab.race.gate import judge
@@ -46,9 +46,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A row of the table: ready to be timed, or the reason why it has no time. `bind(inputs, policy)` makes one call
-    under one of `policies`. `config` is what the record shows; with `sizes_on_host` a call in a graph is given the
-    group sizes."""
+    """A row of the table: ready to be timed, timed, or the reason why it has no time. `bind(inputs, policy)` makes one
+    call under one of `policies`. `config` is what the record shows; with `sizes_on_host` a call in a graph is given the
+    group sizes. `tried`: the configs of which it was the fastest."""
 
     name: str
     work: Work
@@ -61,9 +61,21 @@ class Candidate:
     reason: str = ""
     fatal: bool = False
     policies: tuple[str, ...] = POLICIES
+    tried: int = 0
+    outcome: Outcome | None = None
+
+    def ready(self, policy: str) -> bool:
+        """Whether it can be timed under `policy`."""
+        return self.bind is not None and policy in self.policies
+
+    @property
+    def time_s(self) -> float:
+        """Infinite without one."""
+        return self.outcome.time_s if isinstance(self.outcome, Measurement) else math.inf
 
     def shown_config(self, policy: str) -> dict[str, Any]:
-        return {**self.config, "sizes": "host"} if self.sizes_on_host and policy == "graph" else dict(self.config)
+        sizes = {"sizes": "host"} if self.sizes_on_host and policy == "graph" else {}
+        return {**self.config, **sizes, **({"tried": self.tried} if self.tried else {})}
 
     def judged(self, verdict: Verdict) -> Candidate:
         """With its errors; without a call to time where the result is wrong or there is none."""
@@ -80,9 +92,7 @@ class Case:
     workload: Workload
     site: Site
     operator: Operator
-    policies: tuple[str, ...] = (
-        POLICIES  # wanted: a rival that knows none of them is not even gated, which may take minutes
-    )
+    policies: tuple[str, ...] = POLICIES  # a rival that knows none of them is not even gated, which may take minutes
     all_configs: bool = False
 
     @property
@@ -142,29 +152,17 @@ class Case:
         return Candidate(name, self.work, status=failure.status, reason=reason, fatal=failure.kind == "fatal")
 
     def record(
-        self,
-        candidate: Candidate,
-        policy: str,
-        outcome: Outcome | None,
-        limit: Bound,
-        *,
-        env: Env,
-        run: str,
-        tried: int | None = None,
-        unmeasured: str = "not measured",
+        self, candidate: Candidate, policy: str, limit: Bound, *, env: Env, run: str, unmeasured: str = "not measured"
     ) -> Record:
-        """What is known of `candidate` under `policy`; `tried` is the number of configs of which it was the fastest."""
-        config = candidate.shown_config(policy)
-        if tried:
-            config["tried"] = tried
+        """What is known of `candidate` under `policy`."""
         return measured(
             **record_fields(self.workload),
             backend=candidate.name,
-            config=config,
+            config=candidate.shown_config(policy),
             policy=policy,
             work=candidate.work,
             limit=limit,
-            outcome=outcome,
+            outcome=candidate.outcome,
             status=candidate.status,
             reason=candidate.reason,
             unmeasured=unmeasured,
