@@ -58,7 +58,7 @@ def test_the_gate_finds_a_wrong_one(w):
         call = ours.bind(w, inputs)
         return lambda: tuple(x * (1 + 1e-5) for x in call())
 
-    assert not judge(Rival("off", True, ours.supports, bind), w, inputs, reference, operator.tolerance(w)).ok
+    assert not judge(Rival("off", bind, ours.supports), w, inputs, reference, operator.tolerance(w)).ok
 
 
 def test_work():

@@ -33,7 +33,7 @@ def work(w: Workload) -> Work:
 def rival(name: str, compute: Callable[[Tensor], Any], **more: Any) -> Rival:
     """A rival that computes `compute(x)` anew on every call."""
     bind = more.pop("bind", lambda w, inputs: lambda: compute(inputs[0]))
-    return Rival(name, more.pop("peer", False), more.pop("supports", lambda w, device: None), bind, **more)
+    return Rival(name, bind, **{"peer": False, **more})
 
 
 def right(x: Tensor) -> tuple[Tensor, ...]:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.device import Device
 from expertile.lab.flashinfer.definition import Definition, Task
 from expertile.lab.flashinfer.kinds import kind_of
 from expertile.lab.race.gate import full_precision
@@ -75,10 +74,10 @@ def operator(definition: Definition, tasks: Sequence[Task]) -> Operator:
     def work(uuid: str) -> Work:
         return kind.work(of[uuid], kind.fixed_inputs(of[uuid]))
 
-    rivals = [Rival(REFERENCE, True, _anywhere, as_given, kind.capturable), Rival(OURS, False, _anywhere, ours)]
+    rivals = [Rival(REFERENCE, as_given, graph=kind.capturable), Rival(OURS, ours, peer=False)]
     if kind.arranged is not None:
         how = {"weights": "gate first, before timing"}
-        rivals.append(Rival(ARRANGED, False, _anywhere, arranged, config=how))
+        rivals.append(Rival(ARRANGED, arranged, peer=False, config=how))
     return Operator(
         definition.op_type,
         make,
@@ -99,7 +98,3 @@ def _outputs(definition: Definition, out: Any) -> tuple[Tensor, ...]:
 
 def _wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def _anywhere(w: Workload, device: Device) -> str | None:
-    return None

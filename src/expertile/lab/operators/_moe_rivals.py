@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators._binds import compiled_for
-from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
+from expertile.lab.operators._supports import installed, on_gpu, on_hopper
 from expertile.lab.race.gate import full_precision
-from expertile.lab.race.operator import Call, Workload
+from expertile.lab.race.operator import Call, Supports, Workload, anywhere
 from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import router_logits_and_x
 from expertile.moe.router import RouterConfig, route
@@ -36,18 +36,21 @@ Layer = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]  # x, router, ga
 
 @dataclass(frozen=True)
 class Way:
-    """`make(w, tensors)` returns a function that computes out; it follows autograd if the tensors do. `arrange` puts
-    the weights as it wants them, before anything is timed; `interleaves`: gate and up rows alternate then, and in the
-    gradient. `compiles`: its first call compiles or tunes."""
+    """`make(w, tensors)` returns a function that computes out; it follows autograd if the tensors do. `interleaves`: it
+    wants rows of gate and up in turn, put so before anything is timed, and gives their gradient so. `compiles`: its
+    first call compiles or tunes."""
 
     name: str
-    peer: bool
     make: Callable[[Workload, Tensors], Callable[[], Tensor]]
     supports: Supports = anywhere
+    peer: bool = True
     graph: bool = True
-    arrange: Callable[[Tensors], Tensors] = lambda tensors: tensors
     interleaves: bool = False
     compiles: bool = False
+
+    def arrange(self, tensors: Tensors) -> Tensors:
+        x, router, gate_up, down = tensors
+        return x, router, interleaved(gate_up) if self.interleaves else gate_up, down
 
 
 def _eager(layer: Layer) -> Callable[[Workload, Tensors], Callable[[], Tensor]]:
@@ -218,11 +221,6 @@ def interleaved(gate_up: Tensor) -> Tensor:
     return gate_up.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2).contiguous()
 
 
-def _interleave(tensors: Tensors) -> Tensors:
-    x, router, gate_up, down = tensors
-    return x, router, interleaved(gate_up), down
-
-
 def _sonic(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
     """With its own router, whose softmax is over the chosen: the same weights."""
     from sonicmoe import moe_TC_softmax_topk_layer
@@ -240,20 +238,18 @@ def _sonic(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
 
 
 WAYS = (
-    Way("expertile", False, _eager(ours)),
-    Way("torch", True, _eager(gathered_back)),
-    Way("torch-index-add", True, _eager(index_added)),
-    Way("torch.compile", True, _compiled(gathered_back), compiles=True),
-    Way("torch.compile-index-add", True, _compiled(index_added), compiles=True),
-    Way("torch.compile-weighted", True, _compiled(weighted), compiles=True),
-    Way("torch.compile-permuted", True, _compiled(permuted), compiles=True),
-    Way("torch.compile-weighted-act", True, _compiled(weighted_act), compiles=True),
-    Way("torch.compile-permuted-act", True, _compiled(permuted_act), compiles=True),
-    Way("liger", True, _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
-    Way("transformers", True, _transformers, installed("transformers", anywhere)),
-    Way(
-        "sonicmoe", True, _sonic, installed("sonicmoe", on_hopper), arrange=_interleave, interleaves=True, compiles=True
-    ),
+    Way("expertile", _eager(ours), peer=False),
+    Way("torch", _eager(gathered_back)),
+    Way("torch-index-add", _eager(index_added)),
+    Way("torch.compile", _compiled(gathered_back), compiles=True),
+    Way("torch.compile-index-add", _compiled(index_added), compiles=True),
+    Way("torch.compile-weighted", _compiled(weighted), compiles=True),
+    Way("torch.compile-permuted", _compiled(permuted), compiles=True),
+    Way("torch.compile-weighted-act", _compiled(weighted_act), compiles=True),
+    Way("torch.compile-permuted-act", _compiled(permuted_act), compiles=True),
+    Way("liger", _liger, installed("liger_kernel", on_gpu), graph=False, compiles=True),
+    Way("transformers", _transformers, installed("transformers", anywhere)),
+    Way("sonicmoe", _sonic, installed("sonicmoe", on_hopper), interleaves=True, compiles=True),
 )
 
 

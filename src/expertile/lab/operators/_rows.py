@@ -11,8 +11,8 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled
-from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, on_hopper
-from expertile.lab.race.operator import ROUNDOFF, Bind, Inputs, Operator, Reference, Rival, Workload
+from expertile.lab.operators._supports import installed, on_gpu, on_hopper
+from expertile.lab.race.operator import ROUNDOFF, Bind, Inputs, Operator, Reference, Rival, Supports, Workload
 from expertile.roofline import Work
 
 BACKWARD = "_backward"
@@ -164,11 +164,11 @@ def operators(name: str, forward: Pass, backward: Pass, whole_vectors: bool = Fa
 
     def of(name: str, p: Pass) -> Operator:
         rivals = (
-            Rival("expertile", False, anywhere, p.ours, peak_nbytes=p.peak_nbytes),
-            Rival("torch", True, anywhere, p.torch),
-            Rival("torch.compile", True, anywhere, compiled(p.compiled)),
-            Rival("liger", True, installed("liger_kernel", _liger, "liger-kernel"), p.liger),
-            Rival("quack", True, quack(whole_vectors), p.quack),
+            Rival("expertile", p.ours, peer=False, peak_nbytes=p.peak_nbytes),
+            Rival("torch", p.torch),
+            Rival("torch.compile", compiled(p.compiled)),
+            Rival("liger", p.liger, installed("liger_kernel", _liger, "liger-kernel")),
+            Rival("quack", p.quack, quack(whole_vectors)),
         )
         return Operator(name, p.make_inputs, p.reference, p.work, rivals, tolerance)
 

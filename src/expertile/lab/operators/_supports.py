@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +10,7 @@ from pathlib import Path
 import torch
 
 from expertile.device import Device
-from expertile.lab.race.operator import Workload
-
-Supports = Callable[[Workload, Device], str | None]
-
-
-def anywhere(w: Workload, device: Device) -> str | None:
-    return None
+from expertile.lab.race.operator import Supports, Workload
 
 
 def on_gpu(w: Workload, device: Device) -> str | None:

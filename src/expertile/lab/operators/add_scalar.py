@@ -6,7 +6,6 @@ from torch import Tensor
 
 from expertile.lab.operators._binds import compiled, one
 from expertile.lab.operators._rows import random
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import ROUNDOFF, Operator, Rival, Workload
 from expertile.ops.pointwise.add_scalar import add_scalar
 from expertile.roofline import Work
@@ -43,9 +42,9 @@ OPERATORS = (
         lambda w, inputs: (inputs[0].double() + w["value"],),
         lambda w: Work(float(w["elements"]), 2.0 * w["elements"] * w.torch_dtype.itemsize),
         (
-            Rival("expertile", False, anywhere, one(add_scalar, "value"), peak_nbytes=_allocated),
-            Rival("torch", True, anywhere, one(_plus, "value"), peak_nbytes=_allocated),
-            Rival("torch.compile", True, anywhere, compiled(_plus, "value"), peak_nbytes=_allocated),
+            Rival("expertile", one(add_scalar, "value"), peer=False, peak_nbytes=_allocated),
+            Rival("torch", one(_plus, "value"), peak_nbytes=_allocated),
+            Rival("torch.compile", compiled(_plus, "value"), peak_nbytes=_allocated),
         ),
         # One rounding of the result, two where a rival rounds the number as well.
         lambda w: (2 * ROUNDOFF[w.dtype], 4 * ROUNDOFF[w.dtype]),

@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled, compiled_call, one
 from expertile.lab.operators._rows import random
-from expertile.lab.operators._supports import Supports, anywhere, load, on_hopper, with_library
-from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
+from expertile.lab.operators._supports import load, on_hopper, with_library
+from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Supports, Workload
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention, attention_backward, attention_forward
 from expertile.ops.attention.backend import Operands, Saved
@@ -293,13 +293,13 @@ OPERATORS = (
         _reference,
         lambda w: problem(w).work(),
         (
-            Rival("expertile", False, anywhere, _expertile(own=True), peak_nbytes=_fused_peak),
-            Rival("expertile-auto", False, anywhere, _expertile(own=False)),
-            Rival("sdpa_fa2", True, _peer("sdpa_fa2", False), _sdpa(SDPBackend.FLASH_ATTENTION)),
-            Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", False), _sdpa(SDPBackend.CUDNN_ATTENTION)),
-            Rival("fa3", True, with_library(_FA3, _fa3_supports), _fa3),
-            Rival("unfused", True, _with_scores(3), one(_unfused_plain, "causal"), peak_nbytes=_unfused_peak),
-            Rival("torch.compile", True, _with_scores(3), compiled(_unfused_plain, "causal")),
+            Rival("expertile", _expertile(own=True), peer=False, peak_nbytes=_fused_peak),
+            Rival("expertile-auto", _expertile(own=False), peer=False),
+            Rival("sdpa_fa2", _sdpa(SDPBackend.FLASH_ATTENTION), _peer("sdpa_fa2", False)),
+            Rival("sdpa_cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION), _peer("sdpa_cudnn", False)),
+            Rival("fa3", _fa3, with_library(_FA3, _fa3_supports)),
+            Rival("unfused", one(_unfused_plain, "causal"), _with_scores(3), peak_nbytes=_unfused_peak),
+            Rival("torch.compile", compiled(_unfused_plain, "causal"), _with_scores(3)),
         ),
         _tolerance,
     ),
@@ -309,12 +309,12 @@ OPERATORS = (
         _backward_reference,
         lambda w: problem(w).backward_work(),
         (
-            Rival("expertile", False, anywhere, _expertile_backward(own=True), peak_nbytes=_fused_backward_peak),
-            Rival("expertile-auto", False, anywhere, _expertile_backward(own=False)),
-            Rival("sdpa_fa2", True, _peer("sdpa_fa2", True), _sdpa_backward("sdpa_fa2")),
-            Rival("sdpa_cudnn", True, _peer("sdpa_cudnn", True), _sdpa_backward("sdpa_cudnn")),
-            Rival("unfused", True, _with_scores(4), _unfused_backward, peak_nbytes=_unfused_peak),
-            Rival("torch.compile", True, _with_scores(4), partial(_unfused_backward, compiles=True)),
+            Rival("expertile", _expertile_backward(own=True), peer=False, peak_nbytes=_fused_backward_peak),
+            Rival("expertile-auto", _expertile_backward(own=False), peer=False),
+            Rival("sdpa_fa2", _sdpa_backward("sdpa_fa2"), _peer("sdpa_fa2", True)),
+            Rival("sdpa_cudnn", _sdpa_backward("sdpa_cudnn"), _peer("sdpa_cudnn", True)),
+            Rival("unfused", _unfused_backward, _with_scores(4), peak_nbytes=_unfused_peak),
+            Rival("torch.compile", partial(_unfused_backward, compiles=True), _with_scores(4)),
         ),
         _tolerance,
     ),

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.lab.operators._rows import random
-from expertile.lab.operators._supports import Supports, anywhere
 from expertile.lab.race.gate import full_precision, limits
-from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Supports, Workload, anywhere
 from expertile.roofline import Work
 
 LAUNCHES = 64
@@ -93,7 +92,7 @@ class Form:
 
     def rival(self, supports: Supports = anywhere) -> Rival:
         """With what it computes as its config."""
-        own = Rival(self.name, True, supports, self.bind, True, None, self.reference, self.work, self.tolerance)
+        own = Rival(self.name, self.bind, supports, reference=self.reference, work=self.work, tolerance=self.tolerance)
         return replace(own, configs=lambda w, device: (replace(own, config=self.config(w)),))
 
 

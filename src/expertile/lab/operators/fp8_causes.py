@@ -18,7 +18,6 @@ from torch import Tensor
 
 from expertile.lab.operators import products
 from expertile.lab.operators import scaled_grouped_mm as blocks
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
@@ -98,12 +97,12 @@ OPERATORS = (
         blocks.reference,
         blocks.work,
         (
-            Rival("expertile", False, anywhere, blocks.ours),
-            Rival("expertile-row", False, anywhere, _row, reference=blocks.rowwise_reference),
-            Rival("expertile-vector", False, anywhere, _vector),
+            Rival("expertile", blocks.ours, peer=False),
+            Rival("expertile-row", _row, peer=False, reference=blocks.rowwise_reference),
+            Rival("expertile-vector", _vector, peer=False),
             *(r for r in products.own(blocks.ours, BACKENDS, blocks.problem) if r.name == "expertile-triton_fp8"),
-            Rival("expertile-padded", False, anywhere, _padded),
-            Rival("multiplied", True, anywhere, _multiplied, graph=False),
+            Rival("expertile-padded", _padded, peer=False),
+            Rival("multiplied", _multiplied, graph=False),
         ),
         products.tolerance,
     ),

@@ -22,7 +22,7 @@ from torch import Tensor
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _marlin, _triton_kernels, moe
-from expertile.lab.operators._supports import anywhere, installed, with_library
+from expertile.lab.operators._supports import installed, with_library
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.moe.experts import moe_mlp
@@ -131,17 +131,16 @@ OPERATORS = (
         _reference,
         _work,
         (
-            Rival("expertile", False, anywhere, _ours),
+            Rival("expertile", _ours, peer=False),
             Rival(
                 "expertile-w4a8",
-                False,
-                anywhere,
                 partial(_ours, format="mxfp4_fp8"),
+                peer=False,
                 reference=partial(_reference, operand=_rounded),
                 tolerance=_eight_bits,
             ),
-            Rival("triton_kernels", True, installed("triton_kernels", _triton_kernels.supports), _triton),
-            Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports_layer), _marlins),
+            Rival("triton_kernels", _triton, installed("triton_kernels", _triton_kernels.supports)),
+            Rival("marlin", _marlins, with_library(_marlin.FILES, _marlin.supports_layer)),
         ),
         moe.tolerance,
     ),

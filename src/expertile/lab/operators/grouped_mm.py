@@ -55,7 +55,7 @@ def rival_of(backend: Backend) -> Rival:
     def supports(w: Workload, device: Device) -> str | None:
         return backend.supports(_problem(w, backend, device), device)
 
-    return Rival(backend.name, backend.peer, supports, _without_config, configs=configs)
+    return Rival(backend.name, _without_config, supports, peer=backend.peer, configs=configs)
 
 
 def rivals_of(users: UserCandidates) -> tuple[Rival, ...]:
@@ -73,7 +73,7 @@ def _rival_of_user(users: UserCandidates, name: str) -> Rival:
     def check(w: Workload, seed: int) -> Verdict:
         return users.check(name, _typed(w), seed)
 
-    return Rival(name, True, lambda w, device: None, _without_config, configs=configs, check=check)
+    return Rival(name, _without_config, configs=configs, check=check)
 
 
 def with_config(backend: Backend, config: Any) -> Rival:
@@ -93,9 +93,8 @@ def with_config(backend: Backend, config: Any) -> Rival:
     reads = backend.reads_offs_on_host
     return Rival(
         backend.name,
-        backend.peer,
-        lambda w, device: None,
         bind,
+        peer=backend.peer,
         config=config_dict(config),
         bind_on_host=partial(bind, on_host=True) if reads else None,
         # One call on the path of each policy: a backend that reads offs on the host has two.
@@ -178,11 +177,5 @@ def _dense_limits(w: Workload) -> Limits:
 
 
 _DENSE = Rival(
-    DENSE,
-    True,
-    lambda w, device: None,
-    _dense,
-    reference=_dense_reference,
-    tolerance=_dense_limits,
-    work=lambda w: _dense_problem(w).work(),
+    DENSE, _dense, reference=_dense_reference, work=lambda w: _dense_problem(w).work(), tolerance=_dense_limits
 )

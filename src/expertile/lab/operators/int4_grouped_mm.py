@@ -140,8 +140,8 @@ OPERATORS = (
         (
             *products.own(_ours, BACKENDS, _problem),
             BF16,
-            Rival("tinygemm", True, _tinygemm_supports, _tinygemm),
-            Rival("gemlite", True, installed("gemlite", on_gpu), _gemlite),
+            Rival("tinygemm", _tinygemm, _tinygemm_supports),
+            Rival("gemlite", _gemlite, installed("gemlite", on_gpu)),
         ),
         products.tolerance,
     ),

@@ -11,7 +11,6 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled, one
 from expertile.lab.operators._rows import random
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
@@ -125,10 +124,10 @@ OPERATORS = (
         lambda w, inputs: _in_parts(w, inputs[0], _sliced),
         _work,
         (
-            Rival("expertile", False, anywhere, _ours(laplacian), peak_nbytes=_allocated),
-            Rival("torch", True, anywhere, one(_sliced, "boundary")),
-            Rival("torch.compile", True, anywhere, compiled(_sliced, "boundary")),
-            Rival("conv2d", True, _zeros_or_none, _convolution),
+            Rival("expertile", _ours(laplacian), peer=False, peak_nbytes=_allocated),
+            Rival("torch", one(_sliced, "boundary")),
+            Rival("torch.compile", compiled(_sliced, "boundary")),
+            Rival("conv2d", _convolution, _zeros_or_none),
         ),
         _tolerance,
     ),
@@ -138,11 +137,11 @@ OPERATORS = (
         lambda w, inputs: _in_parts(w, inputs[0], _transposed),
         lambda w: Work(6.0 * w["grids"] * w["rows"] * w["columns"], _work(w).nbytes),
         (
-            Rival("expertile", False, anywhere, _ours(laplacian_transpose), peak_nbytes=_allocated),
-            Rival("torch", True, anywhere, one(_transposed, "boundary")),
-            Rival("torch.compile", True, anywhere, compiled(_transposed, "boundary")),
+            Rival("expertile", _ours(laplacian_transpose), peer=False, peak_nbytes=_allocated),
+            Rival("torch", one(_transposed, "boundary")),
+            Rival("torch.compile", compiled(_transposed, "boundary")),
             # Autograd runs on the stream of its forward pass, which no graph captures.
-            Rival("torch.autograd", True, anywhere, _autograd, graph=False),
+            Rival("torch.autograd", _autograd, graph=False),
         ),
         _tolerance,
     ),

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
 from expertile.lab.race.record import DENSE
@@ -247,12 +246,12 @@ def _rivals(train: bool) -> tuple[Rival, ...]:
     return tuple(
         Rival(
             way.name,
-            way.peer,
-            way.supports,
             bind(way),
-            way.graph,
-            None if way.peer else formula,
-            _interleaved_reference if train and way.interleaves else None,
+            way.supports,
+            peer=way.peer,
+            graph=way.graph,
+            peak_nbytes=None if way.peer else formula,
+            reference=_interleaved_reference if train and way.interleaves else None,
         )
         for way in WAYS
     )
@@ -297,7 +296,7 @@ def decode() -> tuple[Workload, ...]:
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 
-_DENSE = Rival(DENSE, True, anywhere, dense, reference=dense_reference, work=dense_work)
+_DENSE = Rival(DENSE, dense, reference=dense_reference, work=dense_work)
 OPERATORS = (
     Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
     Operator("moe_train", make_inputs, reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),

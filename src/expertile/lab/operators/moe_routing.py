@@ -18,7 +18,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.moe.permute import permutation
 from expertile.moe.rounding import round_groups
@@ -168,20 +167,16 @@ def _float32(w: Workload) -> tuple[float, float]:
 
 
 def _rivals(ours: Callable[[Workload, Inputs], Call], *others: Rival) -> tuple[Rival, ...]:
-    return Rival("expertile", False, anywhere, ours), *others
+    return Rival("expertile", ours, peer=False), *others
 
 
 _ARGSORT = Rival(
     "torch.argsort",
-    True,
-    anywhere,
     lambda w, inputs: lambda: (inputs[0].flatten().argsort(stable=True),),
     reference=lambda w, inputs: _permutation_reference(w, inputs)[2:3],
     work=_bytes(lambda e, k: 12 * k),
 )
-_TOPK = Rival(
-    "torch.topk", True, anywhere, _torch_topk, reference=_topk_reference, work=_bytes(lambda e, k: 2 * e + 12 * k)
-)
+_TOPK = Rival("torch.topk", _torch_topk, reference=_topk_reference, work=_bytes(lambda e, k: 2 * e + 12 * k))
 
 OPERATORS = (
     Operator(

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators import moe
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.moe.permute import permutation
@@ -226,7 +225,7 @@ OPERATORS = (
         lambda w, device, seed: moe.make_inputs(_as_layer(w), device, seed),
         reference,
         lambda w: stage_works(moe.size(w))[w["stage"]],
-        (Rival("expertile", False, anywhere, _bind),),
+        (Rival("expertile", _bind, peer=False),),
         moe.tolerance,
         memory_nbytes=lambda w: 2 * moe.memory_nbytes(_as_layer(w)),
         set_nbytes=lambda w: moe.train_work(w).nbytes,

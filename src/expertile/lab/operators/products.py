@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import Bind, Call, Dims, Reference, Rival, Workload
 from expertile.lab.race.routing import draw
@@ -116,7 +115,7 @@ def bf16(bind: Bind, reference: Reference) -> Rival:
         m, n, k = rows(w), w["n"], w["k"]
         return Work(2.0 * m * n * k, 2.0 * (m * k + used(w) * n * k + m * n))
 
-    return Rival("bf16", True, anywhere, bind, reference=reference, work=work)
+    return Rival("bf16", bind, reference=reference, work=work)
 
 
 def tolerance(w: Workload) -> tuple[float, float]:
@@ -133,6 +132,6 @@ def own(
         def supports(w: Workload, device: Device) -> str | None:
             return backend.supports(problem_of(w, device.kind), device)
 
-        return Rival(f"expertile-{backend.name}", False, supports, partial(ours, backend=backend.name))
+        return Rival(f"expertile-{backend.name}", partial(ours, backend=backend.name), supports, peer=False)
 
-    return Rival("expertile", False, anywhere, ours), *(alone(b) for b in backends if not b.peer and b.name != "loop")
+    return Rival("expertile", ours, peer=False), *(alone(b) for b in backends if not b.peer and b.name != "loop")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.lab.operators._binds import compiled_call
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
 from expertile.ragged import offs_from_sizes
@@ -158,9 +157,9 @@ OPERATORS = (
         lambda w, inputs: tuple(x.float() for x in _by_hand(*_parts(w, inputs))),
         _work,
         (
-            Rival("expertile", False, anywhere, _ours, peak_nbytes=_allocated),
-            Rival("torch", True, anywhere, _torch),
-            Rival("torch.compile", True, anywhere, lambda w, inputs: compiled_call(w, _by_hand, *_parts(w, inputs))),
+            Rival("expertile", _ours, peer=False, peak_nbytes=_allocated),
+            Rival("torch", _torch),
+            Rival("torch.compile", lambda w, inputs: compiled_call(w, _by_hand, *_parts(w, inputs))),
         ),
         # An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties differ too.
         lambda w: (5e-3, 2.0**-3),

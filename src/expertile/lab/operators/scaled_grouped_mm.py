@@ -185,9 +185,8 @@ def _deep_gemms() -> tuple[Rival, ...]:
     return tuple(
         Rival(
             name,
-            True,
-            installed("deep_gemm", partial(_deep_gemm.supports, masked=masked)),
             partial(_deep_gemm.bind, masked=masked),
+            installed("deep_gemm", partial(_deep_gemm.supports, masked=masked)),
             reference=lambda w, inputs: _deep_gemm.reference(w, reference(w, inputs)[0]),
         )
         for name, masked in (("deepgemm", False), ("deepgemm-masked", True))
@@ -250,14 +249,16 @@ OPERATORS = (
         work,
         (
             *products.own(ours, BACKENDS, problem),
-            Rival("torch", True, _torch_supports, _torch, reference=rowwise_reference),
+            Rival("torch", _torch, _torch_supports, reference=rowwise_reference),
             *_deep_gemms(),
             products.bf16(_bf16, _bf16_reference),
         ),
         products.tolerance,
         (
             # Fast accumulation keeps 14 bits of a sum over all of K; the operator's tolerance is for 128 summands.
-            Rival(DENSE, True, _dense_supports, _dense, True, None, _dense_reference, _dense_work, _dense_tolerance),
+            Rival(
+                DENSE, _dense, _dense_supports, reference=_dense_reference, work=_dense_work, tolerance=_dense_tolerance
+            ),
         ),
     ),
 )

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from expertile.lab.operators._models import Plan
-from expertile.lab.operators._supports import anywhere
 from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
 from expertile.lab.race.operator import ROUNDOFF, Operator, Rival, Workload
@@ -231,7 +230,7 @@ def operator(layer: Layer, case: Case, site: Site, eager: bool = False) -> Opera
 
     def rival(name: str) -> Rival:
         experts, tolerance = layer.runs(name), _OTHERS_BACKWARD if case.both and name != OURS else _TOLERANCE
-        own = Rival(name, name != OURS, anywhere, lambda w, inputs: _bind(experts, inputs), name != "eager")
+        own = Rival(name, lambda w, inputs: _bind(experts, inputs), peer=name != OURS, graph=name != "eager")
         return replace(own, tolerance=lambda w: tolerance, config={"transformers": transformers.__version__})
 
     works = [work(layer, make_inputs(layer, case.tokens, case.both, 0))]

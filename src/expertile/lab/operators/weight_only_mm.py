@@ -26,8 +26,8 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
-from expertile.lab.operators._supports import Supports, anywhere, installed, on_gpu, with_library
-from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
+from expertile.lab.operators._supports import installed, on_gpu, with_library
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Supports, Workload
 from expertile.ops.quantize.api import quantize_activations
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
@@ -162,11 +162,11 @@ def _products(
 
 
 def _installed(package: str, supports: Supports, bind: Bind) -> Rival:
-    return Rival(package, True, installed(package, supports), _theirs(bind))
+    return Rival(package, _theirs(bind), installed(package, supports))
 
 
 _PEERS = (
-    Rival("marlin", True, with_library(_marlin.FILES, _marlin.supports), _theirs(_marlin.bind)),
+    Rival("marlin", _theirs(_marlin.bind), with_library(_marlin.FILES, _marlin.supports)),
     _installed("triton_kernels", _triton_kernels.supports, _triton_kernels.bind),
     _installed("humming", _humming.supports, _humming.bind),
 )
@@ -178,7 +178,7 @@ OPERATORS = (
         reference,
         _work,
         (
-            Rival("expertile", False, anywhere, _ours),
+            Rival("expertile", _ours, peer=False),
             *_PEERS,
             BF16,
             replace(
@@ -196,16 +196,16 @@ OPERATORS = (
         reference,
         _work,
         (
-            Rival("expertile", False, _fp8_supports, _fp8, reference=_fp8_reference),
+            Rival("expertile", _fp8, _fp8_supports, peer=False, reference=_fp8_reference),
             Rival(
                 "expertile-rounded",
-                False,
-                _fp8_supports,
                 partial(_fp8, rounded=True),
+                _fp8_supports,
+                peer=False,
                 reference=_fp8_reference,
                 work=partial(_work, activation=1 + 4 / 128),
             ),
-            Rival("expertile-16bits", False, anywhere, _ours),
+            Rival("expertile-16bits", _ours, peer=False),
             replace(
                 _installed("humming", _humming.supports, partial(_humming.bind, eight_bits=True)),
                 reference=_fp8_by_row,

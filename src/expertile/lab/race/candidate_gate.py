@@ -246,7 +246,7 @@ def _judge_once(backend: Backend, workload: GroupedWorkload, device: torch.devic
         own = torch.full(problem.out_shape, math.nan, dtype=problem.out_dtype, device=device)
         return lambda: (gather(run(None), problem, operands, own),)
 
-    rival = Rival(backend.name, True, lambda w, d: None, bind, bind_out=lambda w, inputs: run)
+    rival = Rival(backend.name, bind, bind_out=lambda w, inputs: run)
     inputs = tuple(x for x in (operands.a, operands.b, operands.offs) if x is not None)
     reference = reference_for(problem, operands, sizes)
     verdict = judge_rival(rival, workload, inputs, reference, limits_of(problem, sizes))

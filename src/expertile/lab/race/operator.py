@@ -31,6 +31,7 @@ Inputs = tuple[Tensor, ...]
 Call = Callable[[], tuple[Tensor, ...]]
 Bind = Callable[["Workload", Inputs], Call]
 Reference = Callable[["Workload", Inputs], "tuple[Tensor, ...] | Blocks"]
+Supports = Callable[["Workload", Device], str | None]
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,21 @@ class Blocks:
     checked: float = 1.0
 
 
+def anywhere(workload: Workload, device: Device) -> str | None:
+    """What `Rival.supports` says of a rival that computes every workload on every device."""
+    return None
+
+
 @dataclass(frozen=True)
 class Rival:
     """One way to compute an operator.
 
-    - `peer`: not our kernel.
-    - `supports(workload, device)`: pure; the reason it can't, or None.
     - `bind(workload, inputs)`: returns a function of no arguments that computes once on those inputs and returns the
       outputs, fresh ones each time. What a user would not do on every call (compiling, the forward pass of a backward
       workload) happens in `bind`, which runs with gradients enabled; the call that it returns runs without. Timing
       binds once to each of several sets of inputs.
+    - `supports(workload, device)`: pure; the reason it can't, or None.
+    - `peer`: not our kernel.
     - `graph`: whether that call can be captured in a CUDA graph; if not, it is measured eagerly alone.
     - `peak_nbytes(workload)`: by formula, the bytes that one call allocates on a GPU at its peak, outputs included;
       None where there is no formula. `race/memory.py` sets it beside what was measured.
@@ -138,9 +144,9 @@ class Rival:
     """
 
     name: str
-    peer: bool
-    supports: Callable[[Workload, Device], str | None]
     bind: Bind
+    supports: Supports = anywhere
+    peer: bool = True
     graph: bool = True
     peak_nbytes: Callable[[Workload], float] | None = None
     reference: Reference | None = None
