@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expertile.lab.race.operands import free_memory, make_operands, operand_sets, summands
+from expertile.lab.race.operands import free_memory, make_operands, summands
 from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
@@ -45,14 +45,9 @@ def test_results_have_a_size_of_about_one():
 
 def test_sets_differ_and_seeds_repeat():
     workload = WORKLOADS[0]
-    first, second = operand_sets(workload, CPU, 2, 5)
+    first, second = (make_operands(workload, CPU, seed) for seed in (5, 6))
     assert not torch.equal(first.a, second.a) and not torch.equal(first.b, second.b)
     assert torch.equal(make_operands(workload, CPU, 6).a, second.a)
-
-
-def test_fp8_is_refused():
-    with pytest.raises(ValueError, match="got fp8"):
-        make_operands(ragged_m("f", "t", (8,), 16, 16, "fp8"), CPU, 0)
 
 
 def test_free_memory_is_known_here():

@@ -22,13 +22,14 @@ from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import Budget, Failure, device_alive, failure_of, quick_collections, release
 from expertile.lab.measure.timers import POLICIES
-from expertile.lab.operators.grouped_mm import OP, grouped_mm, rivals_of
+from expertile.lab.operators.grouped_mm import grouped_mm, rivals_of
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Operator, Workload, record_name
 from expertile.lab.race.record import BASELINES, SECONDS, Record, append, read
 from expertile.lab.race.timing import pick_configs, time_on_sets
+from expertile.lab.race.workloads import OP
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import Bound, Work, bound
 

@@ -38,7 +38,7 @@ from expertile.lab.measure.interleaved import (
 from expertile.lab.measure.timers import GraphTimer, HostTimer, Timer, sets_for
 from expertile.lab.operators.grouped_mm import grouped_mm, memory_needed
 from expertile.lab.race.case import Candidate, Case, Site
-from expertile.lab.race.operands import free_memory, operand_sets
+from expertile.lab.race.operands import free_memory, make_operands
 from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append, read
 from expertile.lab.race.timing import time_on_sets
@@ -280,7 +280,7 @@ def _screen(
         _MEMORY_SHARE * free_memory(machine.torch_device),
         _SCREENING_SETS,
     )
-    sets = operand_sets(workload, machine.torch_device, count, machine.seed)
+    sets = [make_operands(workload, machine.torch_device, machine.seed + i) for i in range(count)]
     problem = machine.problem(workload)
     cuda = machine.torch_device.type == "cuda"
     timer: Timer = GraphTimer(machine.torch_device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
@@ -319,7 +319,7 @@ def workload_of(record: Record) -> GroupedWorkload:
     """The workload that a record of a grouped product was made on."""
     s = record.shape
     sizes, how = (s["group_sizes"], s["m"], s["n"], s["k"]), {x: s[x] for x in ("a_layout", "b_layout", "routing")}
-    return grouped(record.workload, "", Layout(s["layout"]), *sizes, record.dtype, op=record.op, **how)
+    return grouped(record.workload, "", Layout(s["layout"]), *sizes, record.dtype, **how)
 
 
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:

@@ -12,8 +12,9 @@ from pkgutil import iter_modules
 from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
-from expertile.lab.operators import attention, grouped_mm
+from expertile.lab.operators import attention
 from expertile.lab.race.operator import Operator, Rival, Workload
+from expertile.lab.race.workloads import OP
 
 __all__ = ["Operator", "Rival", "Workload", "for_cpu", "memory_workloads", "operators", "presets"]
 
@@ -56,7 +57,7 @@ def memory_workloads(preset: str, workloads: Sequence[Workload]) -> tuple[Worklo
 def for_cpu(workloads: Sequence[W]) -> tuple[W, ...]:
     """`workloads` without the calls of operators that take a CPU seconds: at most `CPU_NBYTES` to move and `CPU_FLOPS`
     to compute."""
-    return tuple(w for w in workloads if w.op == grouped_mm.OP or _light(w))
+    return tuple(w for w in workloads if w.op == OP or _light(w))
 
 
 def _light(workload: Workload) -> bool:

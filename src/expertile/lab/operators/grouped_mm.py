@@ -20,11 +20,10 @@ from expertile.lab.race.operands import free_memory, make_operands
 from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Verdict, Workload
 from expertile.lab.race.record import DENSE
 from expertile.lab.race.reference import limits_of, reference_for
-from expertile.lab.race.workloads import GroupedWorkload
+from expertile.lab.race.workloads import OP, GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
 
-OP = "grouped_mm"
 # Rows past offs[-1] in the gate: enough to be noticed, a multiple of 64 so that no stride loses its alignment.
 TAIL = 64
 

@@ -1,4 +1,4 @@
-"""Tensors for workloads: fresh random operands, and the sets of them that timing rotates through."""
+"""Fresh random operands of grouped products, and the room that there is for tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from expertile.ragged import offs_from_sizes
 def make_operands(workload: GroupedWorkload, device: torch.device | str, seed: int, tail: int = 0) -> Operands:
     """Random operands of `workload` on `device`: a and b normal, b scaled by (mean summands per group)^-1/2, so that
     results are of the order of 1. `tail` adds that many random rows (RAGGED_M), columns (RAGGED_N) or summands
-    (RAGGED_K) past offs[-1]; a batched product has none. ValueError for FP8 workloads, which need scales."""
-    if workload.dtype == "fp8":
-        raise ValueError(f"workload {workload.name!r}: dtype: expected bf16, fp16 or fp32, got fp8 (needs scales)")
+    (RAGGED_K) past offs[-1]; a batched product has none."""
     device = torch.device(device)
     generator = torch.Generator(device=device).manual_seed(seed)
     a_shape, b_shape = list(workload.a_shape), list(workload.b_shape)
@@ -32,18 +30,13 @@ def make_operands(workload: GroupedWorkload, device: torch.device | str, seed: i
     a = _normal(a_shape, workload.a_layout == "km", dtype, device, generator)
     b = _normal(b_shape, workload.b_layout == "nk", dtype, device, generator)
     b.mul_(max(summands(workload), 1.0) ** -0.5)
-    offs = offs_from_sizes(workload.group_sizes, device) if workload.needs_offs else None
+    offs = offs_from_sizes(workload.group_sizes, device) if workload.layout is not Layout.BATCHED else None
     return Operands(a, b, offs)
 
 
 def summands(workload: GroupedWorkload) -> float:
     """Length of the sums behind one element: k, or its mean over the groups where K is ragged."""
     return workload.k / workload.groups if workload.layout is Layout.RAGGED_K else float(workload.k)
-
-
-def operand_sets(workload: GroupedWorkload, device: torch.device, count: int, seed: int) -> list[Operands]:
-    """`count` independent sets of operands, with group sizes and offs alike."""
-    return [make_operands(workload, device, seed + i) for i in range(count)]
 
 
 def free_memory(device: torch.device) -> int:

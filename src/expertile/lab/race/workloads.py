@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from expertile.lab.race.operator import Dims, Workload
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
-OPS = ("grouped_mm", "scaled_grouped_mm")
+OP = "grouped_mm"
+DTYPES = ("fp32", "bf16", "fp16")
 # How the last two dimensions lie in memory. "nk": weights stored [G, N, K] (as torch.nn.Linear does) and
 # passed transposed; "km": activations stored [K_tot, M] and passed transposed, as the weight gradient does.
 A_LAYOUTS = ("mk", "km")
@@ -31,12 +30,11 @@ class GroupedWorkload(Workload):
     | RAGGED_N | [G, m, k]   | [k, n]      | [m, n]     | columns of each group   | n             |
     | BATCHED  | [G, m, k]   | [G, k, n]   | [G, m, n]  | m of each group, equal  | –             |
 
-    `dtype` is "bf16", "fp16", "fp32" or "fp8" (e4m3, bfloat16 out). `routing` says how the rows were distributed, with
-    the seed. A workload with a reason in `unsupported` is listed and never run. Raises ValueError naming the field,
-    what was expected and what came.
+    `dtype` is "bf16", "fp16" or "fp32". `routing` says how the rows were distributed, with the seed. Raises ValueError
+    naming the field, what was expected and what came.
     """
 
-    op: str = "grouped_mm"
+    op: str = OP
     dims: Dims = field(init=False, default=())
     layout: Layout
     group_sizes: tuple[int, ...]
@@ -53,9 +51,9 @@ class GroupedWorkload(Workload):
         object.__setattr__(self, "dims", tuple(values.items()))
         super().__post_init__()
         where = f"workload {self.name!r}: "
-        _one_of(where, "op", self.op, OPS)
-        _one_of(where, "a_layout", self.a_layout, A_LAYOUTS)
-        _one_of(where, "b_layout", self.b_layout, B_LAYOUTS)
+        for key, known in (("dtype", DTYPES), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS)):
+            if getattr(self, key) not in known:
+                raise ValueError(f"{where}{key}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
         if not self.group_sizes:
             raise ValueError(f"{where}group_sizes: expected at least one group, got none")
         for g, size in enumerate(self.group_sizes):
@@ -83,24 +81,20 @@ class GroupedWorkload(Workload):
         return len(self.group_sizes)
 
     @property
-    def out_torch_dtype(self) -> torch.dtype:
-        """The dtype of the result: bfloat16 for FP8 operands, otherwise that of the operands."""
-        return torch.bfloat16 if self.dtype == "fp8" else self.torch_dtype
-
-    @property
     def a_shape(self) -> tuple[int, ...]:
-        batched = self.layout in (Layout.RAGGED_N, Layout.BATCHED)
-        return (self.groups, self.m, self.k) if batched else (self.m, self.k)
+        return self._shape(self.m, self.k, Layout.RAGGED_N)
 
     @property
     def b_shape(self) -> tuple[int, ...]:
-        batched = self.layout in (Layout.RAGGED_M, Layout.BATCHED)
-        return (self.groups, self.k, self.n) if batched else (self.k, self.n)
+        return self._shape(self.k, self.n, Layout.RAGGED_M)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        batched = self.layout in (Layout.RAGGED_K, Layout.BATCHED)
-        return (self.groups, self.m, self.n) if batched else (self.m, self.n)
+        return self._shape(self.m, self.n, Layout.RAGGED_K)
+
+    def _shape(self, rows: int, columns: int, grouped: Layout) -> tuple[int, ...]:
+        """Of a tensor that has a matrix for each group in the `grouped` layout and in a batched product."""
+        return (self.groups, rows, columns) if self.layout in (grouped, Layout.BATCHED) else (rows, columns)
 
     @property
     def a_strides(self) -> tuple[int, ...]:
@@ -114,17 +108,13 @@ class GroupedWorkload(Workload):
 
     @property
     def out_nbytes(self) -> int:
-        return math.prod(self.out_shape) * self.out_torch_dtype.itemsize
+        return math.prod(self.out_shape) * self.torch_dtype.itemsize
 
     @property
     def memory_nbytes(self) -> int:
         """What one set of operands and one result occupy (all weights, used or not)."""
         operands = math.prod(self.a_shape) + math.prod(self.b_shape)
         return operands * self.torch_dtype.itemsize + self.out_nbytes
-
-    @property
-    def needs_offs(self) -> bool:
-        return self.layout is not Layout.BATCHED
 
     def problem(self, device_type: str, allow_tf32: bool = False) -> Problem:
         """The `Problem` of this workload, its group sizes known to the host."""
@@ -135,7 +125,7 @@ class GroupedWorkload(Workload):
             n=self.n,
             k=self.k,
             dtype=self.torch_dtype,
-            out_dtype=self.out_torch_dtype,
+            out_dtype=self.torch_dtype,
             a_strides=self.a_strides,
             b_strides=self.b_strides,
             device_type=device_type,
@@ -174,11 +164,6 @@ def wgrad(name: str, preset: str, sizes: Sequence[int], m: int, n: int, dtype: s
     """Weight gradients dW[g] = a[rows of g]ᵀ b[rows of g] -> [G, m, n]; a stored [rows, m], b [rows, n]."""
     stored = {"a_layout": "km", "b_layout": "kn", **fields}
     return grouped(name, preset, Layout.RAGGED_K, sizes, m, n, sum(sizes), dtype, **stored)
-
-
-def _one_of(where: str, field: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{where}{field}: expected one of {', '.join(known)}, got {value!r}")
 
 
 def _strides(shape: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
