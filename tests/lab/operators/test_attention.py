@@ -12,13 +12,15 @@ from expertile.lab.operators.attention import OPERATORS, PRESETS, memory_workloa
 from expertile.lab.race.case import Site
 from expertile.lab.race.gate import judge
 from expertile.lab.race.memory import measure_memory
+from expertile.lab.race.operator import backward_of
 
 FORWARD, BACKWARD = OPERATORS
 CPU, H200, A100 = Device.current("cpu"), Device.by_name("h200"), Device.by_name("a100")
 
 
 def small(backward=False, causal=True, kv_heads=2, dtype="fp32", head_dim=16, length=40):
-    return workload("test", 2, 4, length, head_dim, causal, dtype, backward, kv_heads=kv_heads)
+    forward = workload("test", 2, 4, length, head_dim, causal, dtype, kv_heads=kv_heads)
+    return backward_of(forward) if backward else forward
 
 
 def rivals(operator):
@@ -92,14 +94,15 @@ def test_what_peers_refuse():
     assert forward["sdpa_fa2"].supports(w, H200) is None and forward["sdpa_cudnn"].supports(w, H200) is None
     assert "CUDA" in forward["sdpa_fa2"].supports(w, CPU)
     assert "float32" in backward["sdpa_cudnn"].supports(small(True), A100)
-    long = workload("test", 4, 16, 65536, 64, False, "bf16", False)
+    long = workload("test", 4, 16, 65536, 64, False)
     assert "GB" in forward["unfused"].supports(long, H200)
     assert forward["expertile"].supports(long, H200) is None
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_memory_of_the_unfused_grows_with_the_square(backward):
-    workloads = [workload("test", 1, 2, length, 16, False, "fp32", backward) for length in (256, 512)]
+    workloads = [workload("test", 1, 2, length, 16, False, "fp32") for length in (256, 512)]
+    workloads = [backward_of(w) if backward else w for w in workloads]
     operators = {
         o.name: replace(o, rivals=tuple(r for r in o.rivals if r.name in ("expertile", "unfused"))) for o in OPERATORS
     }
@@ -109,11 +112,11 @@ def test_memory_of_the_unfused_grows_with_the_square(backward):
 
 
 def test_formulas_of_memory():
-    w = workload("test", 1, 16, 4096, 64, False, "bf16", False)
+    w = workload("test", 1, 16, 4096, 64, False)
     own, unfused = (rivals(FORWARD)[n].peak_nbytes(w) for n in ("expertile", "unfused"))
     assert own == 16 * 4096 * (64 * 2 + 4)
     assert unfused > 2 * 16 * 4096**2 * 2
-    twice = workload("test", 1, 16, 8192, 64, False, "bf16", False)
+    twice = workload("test", 1, 16, 8192, 64, False)
     assert rivals(FORWARD)["expertile"].peak_nbytes(twice) == 2 * own
 
 

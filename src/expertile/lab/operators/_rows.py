@@ -12,30 +12,37 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled
 from expertile.lab.operators._supports import installed, on_gpu, on_hopper
-from expertile.lab.race.operator import ROUNDOFF, Bind, Inputs, Operator, Reference, Rival, Supports, Workload
+from expertile.lab.race.operator import (
+    ROUNDOFF,
+    Bind,
+    Inputs,
+    Operator,
+    Reference,
+    Rival,
+    Supports,
+    Workload,
+    with_backward,
+)
 from expertile.roofline import Work
 
-BACKWARD = "_backward"
 EPS = 1e-5
 _PART = 1 << 24  # elements of the truth worked out at a time
 
 
-def pair(preset: str, op: str, rows: int, cols: int, dtype: str, prefix: str = "", note: str = "") -> list[Workload]:
-    """The forward and the backward workload of one shape; norms have a weight, and layer norm a bias."""
-    dims: tuple[tuple[str, int | bool], ...] = (("rows", rows), ("cols", cols))
-    if op != "softmax":
-        dims += (("weight", True), ("bias", op == "layer_norm"))
-    name = f"{prefix}{rows}x{cols}-{dtype}"
-    return [
-        Workload(name, preset, op, dims, dtype, note),
-        Workload(f"{name}-backward", preset, op + BACKWARD, dims, dtype, note),
-    ]
+Shape = tuple[int, int, str]  # rows, columns, dtype
 
 
-def forward_first(pairs: Iterable[list[Workload]]) -> tuple[Workload, ...]:
-    """All forward workloads, then all backward ones."""
-    listed = list(pairs)
-    return tuple(p[0] for p in listed) + tuple(p[1] for p in listed)
+def workloads(
+    preset: str, op: str, shapes: Iterable[Shape], prefix: str = "", note: str = ""
+) -> Callable[[], tuple[Workload, ...]]:
+    """Builds both passes of `shapes`; norms have a weight, and layer norm a bias."""
+
+    def of(rows: int, cols: int, dtype: str) -> Workload:
+        norm = () if op == "softmax" else (("weight", True), ("bias", op == "layer_norm"))
+        dims = (("rows", rows), ("cols", cols), *norm)
+        return Workload(f"{prefix}{rows}x{cols}-{dtype}", preset, op, dims, dtype, note)
+
+    return lambda: with_backward(of(*shape) for shape in shapes)
 
 
 def random(w: Workload, device: torch.device, seed: int) -> Callable[..., Tensor]:
@@ -172,4 +179,4 @@ def operators(name: str, forward: Pass, backward: Pass, whole_vectors: bool = Fa
         )
         return Operator(name, p.make_inputs, p.reference, p.work, rivals, tolerance)
 
-    return of(name, forward), of(name + BACKWARD, backward)
+    return of(name, forward), of(f"{name}_backward", backward)

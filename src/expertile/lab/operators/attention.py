@@ -5,8 +5,8 @@ FLOPs are those of unmasked pairs: two products forward, five backward. The unfu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from expertile.device import Device
 from expertile.lab.operators._binds import compiled, compiled_call, one
 from expertile.lab.operators._rows import random
 from expertile.lab.operators._supports import load, on_hopper, with_library
-from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Supports, Workload
+from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Supports, Workload, with_backward
 from expertile.ops.attention import reference
 from expertile.ops.attention.api import attention, attention_backward, attention_forward
 from expertile.ops.attention.backend import Operands, Saved
@@ -132,52 +132,39 @@ def _own(w: Workload, backward: bool) -> str:
     return able[0] if able else "auto"
 
 
-def _expertile(own: bool) -> Bind:
-    def bind(w: Workload, inputs: Inputs) -> Call:
-        q, k, v = inputs
-        causal, backend = w["causal"], _own(w, False) if own else "auto"
-        return lambda: (attention(q, k, v, causal=causal, backend=backend),)  # type: ignore[return-value]
-
-    return bind
+def _expertile(w: Workload, inputs: Inputs, own: bool) -> Call:
+    q, k, v = inputs
+    causal, backend = w["causal"], _own(w, False) if own else "auto"
+    return lambda: (attention(q, k, v, causal=causal, backend=backend),)  # type: ignore[return-value]
 
 
-def _expertile_backward(own: bool) -> Bind:
-    def bind(w: Workload, inputs: Inputs) -> Call:
-        dout, q, k, v = inputs
-        backend = _own(w, True) if own else "auto"
-        rest = (None, None, None, None, w["causal"], q.shape[-1] ** -0.5, False)
-        out, lse = attention_forward(q, k, v, *rest, "auto")
-        return lambda: attention_backward(q, k, v, *rest, backend, out, lse, dout, None)
-
-    return bind
+def _expertile_backward(w: Workload, inputs: Inputs, own: bool) -> Call:
+    dout, q, k, v = inputs
+    backend = _own(w, True) if own else "auto"
+    rest = (None, None, None, None, w["causal"], q.shape[-1] ** -0.5, False)
+    out, lse = attention_forward(q, k, v, *rest, "auto")
+    return lambda: attention_backward(q, k, v, *rest, backend, out, lse, dout, None)
 
 
-def _sdpa(kernel: SDPBackend) -> Bind:
-    def bind(w: Workload, inputs: Inputs) -> Call:
-        q, k, v = inputs
-        causal, grouped = w["causal"], w["heads"] != w["kv_heads"]
+def _sdpa(w: Workload, inputs: Inputs, kernel: SDPBackend) -> Call:
+    q, k, v = inputs
+    causal, grouped = w["causal"], w["heads"] != w["kv_heads"]
 
-        def call() -> Inputs:
-            with sdpa_kernel(kernel):
-                return (F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped),)
+    def call() -> Inputs:
+        with sdpa_kernel(kernel):
+            return (F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped),)
 
-        return call
-
-    return bind
+    return call
 
 
-def _sdpa_backward(name: str) -> Bind:
+def _sdpa_backward(w: Workload, inputs: Inputs, name: str) -> Call:
     """The same kernels as autograd runs, called by themselves so that a graph can capture them."""
-
-    def bind(w: Workload, inputs: Inputs) -> Call:
-        dout, q, k, v = inputs
-        p, operands, backend = problem(w), Operands(q, k, v), by_name(name)
-        config = backend.forward.configs(p, Device.current())[0]
-        out, lse = backend.forward.run(p, operands, config)
-        saved = Saved(out, lse, dout)
-        return lambda: backend.backward.run(p, operands, saved, config)
-
-    return bind
+    dout, q, k, v = inputs
+    p, operands, backend = problem(w), Operands(q, k, v), by_name(name)
+    config = backend.forward.configs(p, Device.current())[0]
+    out, lse = backend.forward.run(p, operands, config)
+    saved = Saved(out, lse, dout)
+    return lambda: backend.backward.run(p, operands, saved, config)
 
 
 def _fa3(w: Workload, inputs: Inputs) -> Call:
@@ -237,53 +224,41 @@ def workload(
     length: int,
     head_dim: int,
     causal: bool,
-    dtype: str,
-    backward: bool,
+    dtype: str = "bf16",
     kv_heads: int | None = None,
     note: str = "",
 ) -> Workload:
-    """Self-attention of `length`."""
+    """Self-attention of `length`, forward."""
     kv_heads = heads if kv_heads is None else kv_heads
     grouped = f"-HKV{kv_heads}" if kv_heads != heads else ""
-    name = f"B{batch}-H{heads}{grouped}-L{length}-D{head_dim}-{dtype}"
-    name += ("-causal" if causal else "") + ("-backward" if backward else "")
+    name = f"B{batch}-H{heads}{grouped}-L{length}-D{head_dim}-{dtype}" + "-causal" * causal
     lengths: dict[str, int] = {"q_len": length, "k_len": length, "head_dim": head_dim, "causal": causal}
     dims = {"batch": batch, "heads": heads, "kv_heads": kv_heads, **lengths}
-    op = "attention_backward" if backward else "attention"
-    return Workload(name, preset, op, tuple(dims.items()), dtype, note)
+    return Workload(name, preset, "attention", tuple(dims.items()), dtype, note)
 
 
 def attention_v100() -> tuple[Workload, ...]:
     """Report 004's sizes: B=4, H=8, D=64, float16, length 256 to 2048."""
-    note = "size of report 004"
-    return tuple(
-        workload("attention-v100", 4, 8, length, 64, False, "fp16", backward, note=note)
-        for backward in (False, True)
-        for length in (256, 512, 1024, 2048)
+    lengths = (256, 512, 1024, 2048)
+    return with_backward(
+        workload("attention-v100", 4, 8, length, 64, False, "fp16", note="size of report 004") for length in lengths
     )
 
 
 def attention_rows() -> tuple[Workload, ...]:
     """B=4, H=16 at head dimensions 64 and 128, causal or not, length 256 to 16384; and grouped heads."""
-    return tuple(w for backward in (False, True) for w in _rows(backward))
-
-
-def _rows(backward: bool) -> Iterable[Workload]:
-    for head_dim in (64, 128):
-        for causal in (False, True):
-            for length in (256, 1024, 2048, 4096, 16384):
-                yield workload("attention", 4, 16, length, head_dim, causal, "bf16", backward)
-    yield workload("attention", 2, 32, 4096, 128, True, "bf16", backward, kv_heads=8, note="heads of Llama 3 8B")
-    yield workload("attention", 1, 64, 8192, 128, True, "bf16", backward, kv_heads=8, note="heads of Llama 3 70B")
+    shapes = product((64, 128), (False, True), (256, 1024, 2048, 4096, 16384))
+    alike = [workload("attention", 4, 16, length, head_dim, causal) for head_dim, causal, length in shapes]
+    grouped = [
+        workload("attention", 2, 32, 4096, 128, True, kv_heads=8, note="heads of Llama 3 8B"),
+        workload("attention", 1, 64, 8192, 128, True, kv_heads=8, note="heads of Llama 3 70B"),
+    ]
+    return with_backward(alike + grouped)
 
 
 def memory_workloads() -> tuple[Workload, ...]:
     """One shape at lengths that double: what grows with the length, and what with its square."""
-    return tuple(
-        workload("attention-memory", 1, 16, length, 64, False, "bf16", backward)
-        for backward in (False, True)
-        for length in _MEMORY_LENGTHS
-    )
+    return with_backward(workload("attention-memory", 1, 16, length, 64, False) for length in _MEMORY_LENGTHS)
 
 
 OPERATORS = (
@@ -293,10 +268,10 @@ OPERATORS = (
         _reference,
         lambda w: problem(w).work(),
         (
-            Rival("expertile", _expertile(own=True), peer=False, peak_nbytes=_fused_peak),
-            Rival("expertile-auto", _expertile(own=False), peer=False),
-            Rival("sdpa_fa2", _sdpa(SDPBackend.FLASH_ATTENTION), _peer("sdpa_fa2", False)),
-            Rival("sdpa_cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION), _peer("sdpa_cudnn", False)),
+            Rival("expertile", partial(_expertile, own=True), peer=False, peak_nbytes=_fused_peak),
+            Rival("expertile-auto", partial(_expertile, own=False), peer=False),
+            Rival("sdpa_fa2", partial(_sdpa, kernel=SDPBackend.FLASH_ATTENTION), _peer("sdpa_fa2", False)),
+            Rival("sdpa_cudnn", partial(_sdpa, kernel=SDPBackend.CUDNN_ATTENTION), _peer("sdpa_cudnn", False)),
             Rival("fa3", _fa3, with_library(_FA3, _fa3_supports)),
             Rival("unfused", one(_unfused_plain, "causal"), _with_scores(3), peak_nbytes=_unfused_peak),
             Rival("torch.compile", compiled(_unfused_plain, "causal"), _with_scores(3)),
@@ -309,10 +284,10 @@ OPERATORS = (
         _backward_reference,
         lambda w: problem(w).backward_work(),
         (
-            Rival("expertile", _expertile_backward(own=True), peer=False, peak_nbytes=_fused_backward_peak),
-            Rival("expertile-auto", _expertile_backward(own=False), peer=False),
-            Rival("sdpa_fa2", _sdpa_backward("sdpa_fa2"), _peer("sdpa_fa2", True)),
-            Rival("sdpa_cudnn", _sdpa_backward("sdpa_cudnn"), _peer("sdpa_cudnn", True)),
+            Rival("expertile", partial(_expertile_backward, own=True), peer=False, peak_nbytes=_fused_backward_peak),
+            Rival("expertile-auto", partial(_expertile_backward, own=False), peer=False),
+            Rival("sdpa_fa2", partial(_sdpa_backward, name="sdpa_fa2"), _peer("sdpa_fa2", True)),
+            Rival("sdpa_cudnn", partial(_sdpa_backward, name="sdpa_cudnn"), _peer("sdpa_cudnn", True)),
             Rival("unfused", _unfused_backward, _with_scores(4), peak_nbytes=_unfused_peak),
             Rival("torch.compile", partial(_unfused_backward, compiles=True), _with_scores(4)),
         ),

@@ -11,7 +11,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.lab.operators._binds import compiled, one
 from expertile.lab.operators._rows import random
-from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import ROUNDOFF, Bind, Call, Inputs, Operator, Rival, Workload, with_backward
 from expertile.ops.pointwise.laplacian import laplacian, laplacian_transpose
 from expertile.roofline import Work
 
@@ -101,20 +101,15 @@ def _allocated(w: Workload) -> float:
     return float(w["grids"] * (w["rows"] - cut) * (w["columns"] - cut) * w.torch_dtype.itemsize)
 
 
-def _pair(grid: tuple[int, int, int], boundary: str, dtype: str, note: str = "") -> tuple[Workload, Workload]:
+def _workload(grid: tuple[int, int, int], boundary: str, dtype: str, note: str = "") -> Workload:
     grids, rows, columns = grid
     dims = (("grids", grids), ("rows", rows), ("columns", columns), ("boundary", boundary))
-    name = f"{grids}x{rows}x{columns}-{boundary}-{dtype}"
-    return (
-        Workload(name, "laplacian", "laplacian", dims, dtype, note),
-        Workload(f"{name}-backward", "laplacian", "laplacian_backward", dims, dtype, note),
-    )
+    return Workload(f"{grids}x{rows}x{columns}-{boundary}-{dtype}", "laplacian", "laplacian", dims, dtype, note)
 
 
 def _preset() -> tuple[Workload, ...]:
-    pairs = [_pair(grid, "interior", "fp32", _STUDY_NOTE) for grid in _STUDY]
-    pairs += [_pair(grid, boundary, dtype) for grid, boundary, dtype in _LARGE]
-    return tuple(forward for forward, _ in pairs) + tuple(backward for _, backward in pairs)
+    study = [_workload(grid, "interior", "fp32", _STUDY_NOTE) for grid in _STUDY]
+    return with_backward(study + [_workload(*large) for large in _LARGE])
 
 
 OPERATORS = (

@@ -15,10 +15,9 @@ from expertile.lab.operators._rows import EPS
 from expertile.lab.race.operator import Call, Inputs, Workload
 from expertile.ops.rows.layer_norm import layer_norm, layer_norm_backward
 
-_V100 = (256, 512, 768, 1024, 2048, 4096)
-_NOTE = "size of report 004: 32 x 512 rows"
-_ROWS = (
-    *((16384, cols, "bf16") for cols in _V100),
+_V100 = tuple((16384, cols, "fp32") for cols in (256, 512, 768, 1024, 2048, 4096))  # report 004's sizes
+_ROWS = (  # the same in bfloat16; long and odd rows
+    *((rows, cols, "bf16") for rows, cols, _ in _V100),
     (8192, 8192, "fp32"),
     (8192, 8192, "bf16"),
     (4096, 32768, "fp32"),
@@ -70,17 +69,6 @@ def _quack_backward(w: Workload, inputs: Inputs) -> Call:
     return lambda: layernorm_bwd(x, weight, dy, rstd, mean)
 
 
-def layernorm_v100() -> tuple[Workload, ...]:
-    """Report 004's sizes, float32."""
-    pairs = (_rows.pair("layernorm-v100", "layer_norm", 16384, cols, "fp32", note=_NOTE) for cols in _V100)
-    return _rows.forward_first(pairs)
-
-
-def rows() -> tuple[Workload, ...]:
-    """The same in bf16; long and odd rows."""
-    return _rows.forward_first(_rows.pair("rows", "layer_norm", r, c, d, "layernorm-") for r, c, d in _ROWS)
-
-
 OPERATORS = _rows.operators(
     "layer_norm",
     _rows.Pass(
@@ -107,4 +95,7 @@ OPERATORS = _rows.operators(
         peak_nbytes=None,
     ),
 )
-PRESETS = {"layernorm-v100": layernorm_v100, "rows": rows}
+PRESETS = {
+    "layernorm-v100": _rows.workloads("layernorm-v100", "layer_norm", _V100, note="size of report 004: 32 x 512 rows"),
+    "rows": _rows.workloads("rows", "layer_norm", _ROWS, "layernorm-"),
+}

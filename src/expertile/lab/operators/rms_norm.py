@@ -64,11 +64,6 @@ def _liger_backward(w: Workload, inputs: Inputs) -> Call:
     return lambda: backward(dy, x, weight, rstd, 0.0, mode, block, warps, False, None)[:2]
 
 
-def rows() -> tuple[Workload, ...]:
-    """Hidden sizes of well-known models, and long rows."""
-    return _rows.forward_first(_rows.pair("rows", "rms_norm", r, c, d, "rmsnorm-") for r, c, d in _ROWS)
-
-
 OPERATORS = _rows.operators(
     "rms_norm",
     _rows.Pass(
@@ -98,4 +93,4 @@ OPERATORS = _rows.operators(
         peak_nbytes=None,
     ),
 )
-PRESETS = {"rows": rows}
+PRESETS = {"rows": _rows.workloads("rows", "rms_norm", _ROWS, "rmsnorm-")}

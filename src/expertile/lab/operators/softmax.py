@@ -10,9 +10,8 @@ from expertile.lab.operators._binds import imported, one
 from expertile.lab.race.operator import Call, Inputs, Workload
 from expertile.ops.rows.softmax import softmax, softmax_backward
 
-_V100 = (1024, 2048, 4096, 8192)
-_NOTE = "size of report 004"
-_ROWS = (
+_V100 = tuple((n, n, "fp32") for n in (1024, 2048, 4096, 8192))  # report 004's sizes
+_ROWS = (  # short, long and odd rows
     (8192, 8192, "fp32"),
     (8192, 8192, "bf16"),
     (32768, 4096, "fp32"),
@@ -69,16 +68,6 @@ def _liger_backward(w: Workload, inputs: Inputs) -> Call:
     return lambda: (_softmax_backward(dy, y, block, warps, False),)
 
 
-def softmax_v100() -> tuple[Workload, ...]:
-    """Report 004's sizes, float32."""
-    return _rows.forward_first(_rows.pair("softmax-v100", "softmax", n, n, "fp32", note=_NOTE) for n in _V100)
-
-
-def rows() -> tuple[Workload, ...]:
-    """Short, long and odd rows."""
-    return _rows.forward_first(_rows.pair("rows", "softmax", r, c, d, "softmax-") for r, c, d in _ROWS)
-
-
 OPERATORS = _rows.operators(
     "softmax",
     _rows.Pass(
@@ -103,4 +92,7 @@ OPERATORS = _rows.operators(
     ),
     whole_vectors=True,
 )
-PRESETS = {"softmax-v100": softmax_v100, "rows": rows}
+PRESETS = {
+    "softmax-v100": _rows.workloads("softmax-v100", "softmax", _V100, note="size of report 004"),
+    "rows": _rows.workloads("rows", "softmax", _ROWS, "softmax-"),
+}

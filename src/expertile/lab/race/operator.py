@@ -5,14 +5,13 @@ A family of operators is one file of `lab/operators` that exports
     OPERATORS: tuple[Operator, ...]                                       forward and backward are two operators
     PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]]           preset name -> its workloads
 
-Two families may hold parts of one preset ("rows"); the parts are joined. A forward and a backward pass of the same dims
-are two workloads, and names are unique within a preset ("8192x8192-fp32", "8192x8192-fp32-backward").
+Two families may hold parts of one preset ("rows"); the parts are joined. Names are unique within a preset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,6 +73,18 @@ class Workload:
     def shape(self) -> dict[str, Any]:
         """The dims as they stand in a record."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self.dims}
+
+
+def backward_of(forward: Workload) -> Workload:
+    """The backward pass of the same dims: "8192x8192-fp32" of "softmax" -> "8192x8192-fp32-backward" of
+    "softmax_backward"."""
+    return replace(forward, name=f"{forward.name}-backward", op=f"{forward.op}_backward")
+
+
+def with_backward(forward: Iterable[Workload]) -> tuple[Workload, ...]:
+    """All of `forward`, then the backward pass of each."""
+    passes = tuple(forward)
+    return (*passes, *map(backward_of, passes))
 
 
 def record_name(workload: Workload) -> str:
