@@ -14,7 +14,7 @@ from expertile.integrations.transformers import register
 from expertile.lab.bench.run import run
 from expertile.lab.operators import transformers_layers as lab
 from expertile.lab.operators._models import Plan
-from expertile.lab.operators.moe import _MODELS
+from expertile.lab.operators.products import REAL_MODELS
 from expertile.lab.race.case import Site
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def measured(model, case):
 def test_sizes_are_those_of_the_published_configurations():
     options = {model.name.lower(): model.options for model in lab.MODELS}
     names = ("num_experts", "n_routed_experts", "num_local_experts")
-    for name, (h, i, e, k) in {**_MODELS, "mixtral-8x7b": (4096, 14336, 8, 2)}.items():
+    for name, (e, h, i, k) in REAL_MODELS.items():
         own = options[name]
         assert own["hidden_size"] == h and own["num_experts_per_tok"] == k
         assert own.get("moe_intermediate_size", own.get("intermediate_size")) == i

@@ -1,5 +1,5 @@
 """Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions. `PRESETS` are of
-grouped products, a function and its line in `_BUILDERS` each; `ALL_PRESETS` has those of other operators
+grouped products, a function and its line in `_GROUPED` each; `ALL_PRESETS` has those of other operators
 (`lab/operators`) too.
 """
 
@@ -16,7 +16,7 @@ from expertile.lab import operators
 from expertile.lab.bench import sweeps
 from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.operators import end_to_end
-from expertile.lab.operators.products import REPORT_MODELS
+from expertile.lab.operators.products import REAL_MODELS, model_products
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import Routing, draw, parse_routing
 from expertile.lab.race.workloads import GroupedWorkload, ragged_m, wgrad
@@ -29,24 +29,14 @@ _SQUARES = ((4, 512), (16, 512), (8, 1024), (64, 1024), (16, 2048), (32, 2048))
 # within 15 % of the mean and complete its 16384 tokens.
 _MOE_FFN_COUNTS = (1842, 2341, 1756, 2103, 1987, 2254, 1881, 2220)
 
-# (experts, hidden, FFN, top-k) of the published configurations (config.json of each on Hugging Face).
-_REAL_MODELS = {
-    "mixtral-8x7b": (8, 4096, 14336, 2),
-    "deepseek-v3": (256, 7168, 2048, 8),
-    "qwen3-30b-a3b": (128, 2048, 768, 8),
-    "gpt-oss-120b": (128, 2880, 2880, 4),
-}
-
 
 def _squares(routing: str = "zipf(1)", seed: int = 0) -> list[GroupedWorkload]:
     """Report 000: 4 to 64 products of 512³ to 2048³, fp16, each also with its rows spread unevenly."""
     out = []
-    parsed = parse_routing(routing)
     for groups, side in _SQUARES:
-        sizes = (side,) * groups
-        square = ragged_m(f"{groups}x{side}", "squares", sizes, side, side, "fp16", routing="balanced")
+        square = ragged_m(f"{groups}x{side}", "squares", (side,) * groups, side, side, "fp16", routing="balanced")
         ragged = replace(square, name=f"{square.name}-ragged")
-        out += [square, *_route(ragged, parsed, groups * side, 1, seed)]
+        out += [square, *_route(ragged, routing, groups * side, 1, seed)]
     return out
 
 
@@ -59,10 +49,7 @@ def _moe_ffn(routing: str | None = None, seed: int = 0) -> list[GroupedWorkload]
             note = "experts 0-2 as report 001 prints them, the five it elides completed to 16384 tokens"
             name = f"moe-ffn-{projection}-top{top_k}"
             workload = ragged_m(name, "moe-ffn", counts, k, n, "bf16", routing="report 001", note=note)
-            if routing is None:
-                out.append(workload)
-            else:
-                out.extend(_route(replace(workload, note=""), parse_routing(routing), 16384, top_k, seed))
+            out += [workload] if routing is None else _route(replace(workload, note=""), routing, 16384, top_k, seed)
     return out
 
 
@@ -84,17 +71,12 @@ def _models(
     for phase, count in phases.items():
         if count < 1:
             raise ValueError(f"tokens: expected 1 or more for {phase}, got {count}")
+    given = None if routing is None else parse_routing(routing)
     out = []
-    for table, default, source in (
-        (REPORT_MODELS, "skewed", "dimensions as report 003 prints them"),
-        (_REAL_MODELS, "uniform", "published configuration"),
-    ):
-        parsed = parse_routing(routing or default)
-        for model, (experts, hidden, ffn, top_k) in table.items():
-            for phase, count in phases.items():
-                for projection, k, n in (("gate-up", hidden, 2 * ffn), ("down", ffn, hidden)):
-                    base = ragged_m(f"{model}-{projection}-{phase}", "models", (0,) * experts, k, n, "bf16")
-                    out += _route(replace(base, note=source), parsed, count, top_k, seed)
+    for name, dims, note in model_products(phases, REAL_MODELS):
+        d: dict[str, Any] = dict(dims)
+        base = ragged_m(name, "models", (0,) * d["groups"], d["k"], d["n"], "bf16", note=note)
+        out += _route(base, given or d["routing"], d["tokens"], d["top_k"], seed)
     return out
 
 
@@ -126,12 +108,10 @@ def _anchors(seed: int = 0) -> list[GroupedWorkload]:
         ("wgrad-g256-65536", 256, 65536, 2048, 1024, "zipf(1)", 8),
     )
     out = []
-    for name, groups, rows, k, n, routing, top_k in forward:
-        base = ragged_m(name, "anchors", (0,) * groups, k, n, "bf16")
-        out += _route(base, parse_routing(routing), rows // top_k, top_k, seed)
-    for name, groups, rows, m, n, routing, top_k in gradient:
-        base = wgrad(name, "anchors", (0,) * groups, m, n, "bf16")
-        out += _route(base, parse_routing(routing), rows // top_k, top_k, seed)
+    for make, shapes in ((ragged_m, forward), (wgrad, gradient)):
+        for name, groups, rows, first, n, routing, top_k in shapes:
+            base = make(name, "anchors", (0,) * groups, first, n, "bf16")
+            out += _route(base, routing, rows // top_k, top_k, seed)
     return out
 
 
@@ -152,20 +132,16 @@ def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     )
     out = []
     for name, groups, k, n, dtype, routing, tokens, top_k in forward:
-        base = ragged_m(f"cpu-{name}", "cpu", (0,) * groups, k, n, dtype)
-        out += _route(base, parse_routing(routing), tokens, top_k, seed)
-    gradient = wgrad("cpu-debug-wgrad", "cpu", (0,) * 4, 512, 1024, "bf16")
-    return out + _route(gradient, parse_routing("skewed"), 256, 2, seed)
+        out += _route(ragged_m(f"cpu-{name}", "cpu", (0,) * groups, k, n, dtype), routing, tokens, top_k, seed)
+    return out + _route(wgrad("cpu-debug-wgrad", "cpu", (0,) * 4, 512, 1024, "bf16"), "skewed", 256, 2, seed)
 
 
-def _no_workloads() -> list[GroupedWorkload]:
-    """What `operators.end_to_end.measure` measures itself."""
-    return []
-
-
-def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int, seed: int) -> list[GroupedWorkload]:
+def _route(
+    workload: GroupedWorkload, routing: Routing | str, tokens: int, top_k: int, seed: int
+) -> list[GroupedWorkload]:
     """`workload` with rows drawn from `routing`: one for each layer of a file, else one. A file for another number of
     experts leaves it listed as unsupported, with the reason."""
+    routing = parse_routing(routing) if isinstance(routing, str) else routing
     if routing.file is not None and routing.file.num_experts != workload.groups:
         reason = f"{routing.name} has {routing.file.num_experts} experts, this workload {workload.groups}"
         return [replace(workload, routing=routing.name, unsupported=workload.unsupported or reason)]
@@ -177,7 +153,7 @@ def _route(workload: GroupedWorkload, routing: Routing, tokens: int, top_k: int,
     ]
 
 
-_BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType(
+_GROUPED: Mapping[str, Callable[..., Sequence[GroupedWorkload]]] = MappingProxyType(
     {
         "squares": _squares,
         "moe-ffn": _moe_ffn,
@@ -189,31 +165,30 @@ _BUILDERS: Mapping[str, Callable[..., list[GroupedWorkload]]] = MappingProxyType
         "skew": sweeps.skew,
         "cpu": _cpu,
         "ladder": ladder_workloads,
-        end_to_end.TRAIN: _no_workloads,
-        end_to_end.SERVE: _no_workloads,
+        # Whole models are no workloads: `operators.end_to_end.measure` measures them itself.
+        end_to_end.TRAIN: lambda: (),
+        end_to_end.SERVE: lambda: (),
     }
 )
 
-PRESETS = tuple(_BUILDERS)
+PRESETS = tuple(_GROUPED)
 ALL_PRESETS = (*PRESETS, *operators.presets())
 
 
 def preset_options(name: str) -> tuple[str, ...]:
     """The options that preset `name` takes. ValueError for an unknown preset."""
-    if name in operators.presets():
-        return ()
     return tuple(inspect.signature(_builder(name)).parameters)
 
 
-def preset(name: str, **options: Any) -> tuple[GroupedWorkload, ...]:
+def preset(name: str, **options: Any) -> tuple[Any, ...]:
     """The workloads of preset `name`, their names unique within it. Options (each preset takes those that mean
     something to it): `routing` (a spec of `routing.parse_routing`), `seed`, and for "models" `tokens` (one count or
     several), `batch`, `seq`; None: the default. ValueError for an unknown preset or option, naming the known ones."""
-    builder, known = _builder(name), preset_options(name)
+    known = preset_options(name)
     for option in options:
         if option not in known:
             raise ValueError(f"preset {name!r}: expected options {', '.join(known) or '(none)'}, got {option!r}")
-    return tuple(builder(**{k: v for k, v in options.items() if v is not None}))
+    return tuple(_builder(name)(**{k: v for k, v in options.items() if v is not None}))
 
 
 def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
@@ -229,10 +204,7 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
             )
     found: list[Workload] = []
     for name in names:
-        if name in operators.presets():
-            found += operators.presets()[name]()
-        else:
-            found += preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})
+        found += preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})
     return tuple(found)
 
 
@@ -243,7 +215,7 @@ def default_preset(device: Device) -> tuple[str, ...]:
     return ("cpu",)
 
 
-def _builder(name: str) -> Callable[..., list[GroupedWorkload]]:
-    if name not in _BUILDERS:
+def _builder(name: str) -> Callable[..., Sequence[Workload]]:
+    if name not in ALL_PRESETS:
         raise ValueError(f"preset: expected {one_of(name, ALL_PRESETS)}")
-    return _BUILDERS[name]
+    return _GROUPED[name] if name in _GROUPED else operators.presets()[name]

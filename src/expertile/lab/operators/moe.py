@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
+from expertile.lab.operators.products import REAL_MODELS
 from expertile.lab.race.gate import full_precision
 from expertile.lab.race.operator import ROUNDOFF, Call, Inputs, Operator, Rival, Workload
 from expertile.lab.race.record import DENSE
@@ -42,12 +43,7 @@ _SONIC: tuple[tuple[int, int, tuple[tuple[int, int, int], ...]], ...] = (  # T, 
     (24576, 1536, ((256, 128, 8), (512, 64, 4), (1024, 32, 2))),
     (32768, 4096, ((256, 256, 16), (512, 128, 8), (1024, 64, 4), (2048, 64, 4))),
 )
-_MODELS = {  # H, I, E, k: config.json of each on Hugging Face
-    "qwen3-30b-a3b": (2048, 768, 128, 8),
-    "deepseek-v3": (7168, 2048, 256, 8),
-    "gpt-oss-120b": (2880, 2880, 128, 4),
-    "mixtral-8x7b": (4096, 14336, 8, 2),
-}
+_MODELS = ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b", "mixtral-8x7b")
 
 
 def size(w: Workload) -> Size:
@@ -287,7 +283,8 @@ def sonic() -> tuple[Workload, ...]:
 
 def _of_model(preset: str, model: str, tokens: int, train: bool = False) -> Workload:
     note = "sizes of the published configuration; softmax over the chosen, SwiGLU, no bias"
-    return workload(f"{model}-tokens{tokens}", preset, (tokens, *_MODELS[model]), train, note)
+    experts, hidden, intermediate, top_k = REAL_MODELS[model]
+    return workload(f"{model}-tokens{tokens}", preset, (tokens, hidden, intermediate, experts, top_k), train, note)
 
 
 def decode() -> tuple[Workload, ...]:

@@ -6,7 +6,7 @@ as `routing.draw` says with seed 0. The inputs of such a workload end in offs [G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,14 +22,19 @@ from expertile.ragged import offs_from_sizes
 from expertile.roofline import Work
 
 # (experts, hidden, FFN, top-k): as report 003 prints them, whatever the models they are named after look like; and
-# published configurations (config.json of DeepSeek-V3 and Qwen3-30B-A3B on Hugging Face).
+# published configurations (config.json of each on Hugging Face).
 REPORT_MODELS = {
     "mixtral": (8, 4096, 14336, 2),
     "deepseek": (64, 4096, 11008, 8),
     "glm5": (128, 5120, 13696, 8),
     "debug": (4, 512, 1024, 2),
 }
-_REAL_MODELS = {"deepseek-v3": (256, 7168, 2048, 8), "qwen3-30b-a3b": (128, 2048, 768, 8)}
+REAL_MODELS = {
+    "mixtral-8x7b": (8, 4096, 14336, 2),
+    "deepseek-v3": (256, 7168, 2048, 8),
+    "qwen3-30b-a3b": (128, 2048, 768, 8),
+    "gpt-oss-120b": (128, 2880, 2880, 4),
+}
 PHASES = {"decode": 16, "tokens-256": 256, "prefill": 8192}
 
 
@@ -37,14 +42,17 @@ def dims(groups: int, tokens: int, top_k: int, n: int, k: int, routing: str = "b
     return (("groups", groups), ("tokens", tokens), ("top_k", top_k), ("n", n), ("k", k), ("routing", routing))
 
 
-def model_products() -> Iterator[tuple[str, Dims, str]]:
-    """(name, dims, note) of both projections of each model, from decode to prefill."""
-    for table, routing, note in (
+def model_products(
+    phases: Mapping[str, int] = PHASES, real: Iterable[str] = ("deepseek-v3", "qwen3-30b-a3b")
+) -> Iterator[tuple[str, Dims, str]]:
+    """(name, dims, note) of both projections of report 003's models and the `real` ones, of the tokens of each phase.
+    The report's are routed as its benchmark does (`skewed`)."""
+    for models, routing, note in (
         (REPORT_MODELS, "skewed", "dimensions as report 003 prints them"),
-        (_REAL_MODELS, "uniform", "published configuration"),
+        ({name: REAL_MODELS[name] for name in real}, "uniform", "published configuration"),
     ):
-        for model, (experts, hidden, ffn, top_k) in table.items():
-            for phase, tokens in PHASES.items():
+        for model, (experts, hidden, ffn, top_k) in models.items():
+            for phase, tokens in phases.items():
                 for projection, n, k in (("gate-up", 2 * ffn, hidden), ("down", hidden, ffn)):
                     yield f"{model}-{projection}-{phase}", dims(experts, tokens, top_k, n, k, routing), note
 

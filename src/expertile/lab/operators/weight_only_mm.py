@@ -35,12 +35,11 @@ from expertile.roofline import Work
 
 Bind = Callable[..., Call]
 
-# Both projections' (groups, N, K), from config.json of each on Hugging Face; gate_up's N is 2I.
-_MODELS = {
-    "qwen3-30b": (128, 2048, 768),
-    "gpt-oss-120b": (128, 2880, 2880),
-    "deepseek-v3": (256, 7168, 2048),
-    "mixtral": (8, 4096, 14336),
+_MODELS = {  # as names of workloads call them
+    "qwen3-30b": "qwen3-30b-a3b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "deepseek-v3": "deepseek-v3",
+    "mixtral": "mixtral-8x7b",
 }
 _ROWS = (1, 8, 32, 256, 2048)  # of each group
 
@@ -150,7 +149,8 @@ def _products(
 ) -> tuple[Workload, ...]:
     found, last = [], "-fp8" if op == "weight_only_mm_fp8" else ""
     for form in ("mxfp4", "int4"):
-        for model, (groups, hidden, inner) in _MODELS.items():
+        for model, real in _MODELS.items():
+            groups, hidden, inner, _ = products.REAL_MODELS[real]
             shape = (groups, 2 * inner, hidden) if projection == "gate-up" else (groups, hidden, inner)
             found += [
                 _workload(f"{model}-{projection}-{form}-rows{rows}{last}", preset, shape, rows, form, op)
