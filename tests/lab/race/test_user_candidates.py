@@ -64,9 +64,10 @@ def test_a_candidate_that_hangs_while_it_is_loaded_is_not_waited_for(tmp_path):
 def test_loaded_candidates_are_known_after_they_passed(tmp_path):
     spec = _spec(tmp_path, "import torch\ndef fn(a, b, offs):\n    return torch._grouped_mm(a, b, offs=offs)\n")
     with UserCandidates([spec], CPU, 60.0) as candidates:
-        assert candidates.names == ("mine.py:fn",) and candidates.loaded("mine.py:fn") is None
-        assert candidates.check("mine.py:fn", PRODUCT, 1).ok
-        assert candidates.loaded("mine.py:fn").name == "mine.py:fn"
+        (gate,) = candidates.gates.values()
+        assert gate.backend is None
+        assert gate.check(PRODUCT, 1).ok
+        assert gate.backend.name == "mine.py:fn"
 
 
 def test_a_case_of_a_grouped_product():

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.race.candidate_gate import UserCandidates
+from expertile.lab.race.candidate_gate import CandidateGate, UserCandidates
 from expertile.lab.race.gate import Limits
 from expertile.lab.race.operands import free_memory, make_operands
-from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Verdict, Workload
+from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Workload
 from expertile.lab.race.record import DENSE
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import OP, GroupedWorkload
+from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
 
@@ -59,20 +60,15 @@ def rival_of(backend: Backend) -> Rival:
 
 def rivals_of(users: UserCandidates) -> tuple[Rival, ...]:
     """The functions given on the command line: judged in processes of their own, and loaded when they have passed."""
-    return tuple(map(partial(_rival_of_user, users), users.names))
+    return tuple(_rival_of_user(name, gate) for name, gate in users.gates.items())
 
 
-def _rival_of_user(users: UserCandidates, name: str) -> Rival:
+def _rival_of_user(name: str, gate: CandidateGate) -> Rival:
     def configs(w: Workload, device: Device) -> Iterable[Rival]:
-        backend = users.loaded(name)
-        assert backend is not None
-        config = backend.configs(_problem(w, backend, device), device)[0]
-        return (with_config(backend, config),)
+        assert gate.backend is not None
+        return (with_config(gate.backend, NoConfig()),)
 
-    def check(w: Workload, seed: int) -> Verdict:
-        return users.check(name, _typed(w), seed)
-
-    return Rival(name, _without_config, configs=configs, check=check)
+    return Rival(name, _without_config, configs=configs, check=lambda w, seed: gate.check(_typed(w), seed))
 
 
 def with_config(backend: Backend, config: Any) -> Rival:

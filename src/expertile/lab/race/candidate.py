@@ -61,11 +61,6 @@ def load(spec: str) -> Backend:
     if not callable(function):
         raise ValueError(f"candidate: {name!r} in {path.name} is a {type(function).__name__}, not a function")
     style = _style(function, f"{path.name}:{name}")
-    return as_backend(candidate_name(spec), function, style)
-
-
-def as_backend(name: str, function: Callable[..., Any], style: str) -> Backend:
-    """A function as a backend; `style` is "offs", "offs_keyword" or "pairs"."""
 
     def run(problem: Problem, operands: Operands, config: Any, out: torch.Tensor | None) -> Any:
         if style == "pairs":
@@ -78,7 +73,7 @@ def as_backend(name: str, function: Callable[..., Any], style: str) -> Backend:
         return result if out is None else gather(result, problem, operands, out)
 
     return Backend(
-        name=name,
+        name=candidate_name(spec),
         summary="a candidate given on the command line",
         supports=lambda problem, device: "candidates take no bias" if problem.has_bias else None,
         configs=lambda problem, device: (NoConfig(),),
@@ -159,6 +154,7 @@ def _few_prints(name: str) -> Callable[..., None]:
 
 
 def _style(function: Callable[..., Any], name: str) -> str:
+    """How it is called: "offs", "offs_keyword" or "pairs". ValueError for another signature."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

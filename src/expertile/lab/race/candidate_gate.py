@@ -12,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import IO, Any
 
 import torch
@@ -35,53 +34,37 @@ _REPEATS = 8  # calls after the gate, to bring out a crash that does not come at
 
 
 class UserCandidates:
-    """The candidates of one run, each with a process that judges it. Entering waits until all are loaded: ValueError
-    names the first that cannot be, before anything is measured."""
+    """The candidates of one run by name, each with its gate. Entering waits until all are loaded: ValueError names the
+    first that cannot be, before anything is measured."""
 
     def __init__(self, specs: Sequence[str], device: torch.device, timeout_s: float = 180.0) -> None:
         for spec in specs:
             parse_spec(spec)
-        self.specs = {candidate_name(spec): spec for spec in specs}
-        self._gates = {name: CandidateGate(spec, device, timeout_s) for name, spec in self.specs.items()}
-        self._loaded: dict[str, Backend] = {}
-        self._open = ExitStack()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.specs)
+        self.gates = {candidate_name(spec): CandidateGate(spec, device, timeout_s) for spec in specs}
 
     def __enter__(self) -> UserCandidates:
-        with ExitStack() as stack:
-            for gate in self._gates.values():
-                stack.enter_context(gate)
+        try:
+            for gate in self.gates.values():
                 gate.start()
-            for gate in self._gates.values():
-                gate.loaded()
-            self._open = stack.pop_all()
+            for gate in self.gates.values():
+                gate.wait()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    def check(self, name: str, workload: GroupedWorkload, seed: int) -> Verdict:
-        """The child's verdict; a candidate that passed is loaded into this process."""
-        verdict = self._gates[name].check(workload, seed)
-        if verdict.ok and name not in self._loaded:
-            self._loaded[name] = load(self.specs[name])
-        return verdict
-
-    def loaded(self, name: str) -> Backend | None:
-        """The backend of a candidate that has passed once."""
-        return self._loaded.get(name)
+    def __exit__(self, *error: object) -> None:
+        for gate in self.gates.values():
+            gate.close()
 
 
 class CandidateGate:
-    """Judges one candidate on workload after workload, in a child process. Use as a context manager."""
+    """Judges one candidate on workload after workload, in a child process. Use as a context manager. `backend`: the
+    candidate in this process, once it has passed."""
 
     def __init__(self, spec: str, device: torch.device, timeout_s: float = 180.0) -> None:
         self.spec, self.device, self.timeout_s = spec, device, timeout_s
+        self.backend: Backend | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._log: IO[bytes] | None = None
@@ -90,16 +73,14 @@ class CandidateGate:
     def __enter__(self) -> CandidateGate:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def start(self) -> None:
         """Begin to load the candidate; several gates may do so side by side."""
         self._start().send(None)
 
-    def loaded(self) -> None:
+    def wait(self) -> None:
         """Wait until the candidate is loaded (after `start`). ValueError that names it and says why it cannot be."""
         try:
             reason = self._receive()
@@ -122,6 +103,8 @@ class CandidateGate:
         except _Ended as end:
             return _failed(str(end))
         if isinstance(answer, Verdict):
+            if answer.ok and self.backend is None:
+                self.backend = load(self.spec)
             return answer
         self._unloadable = answer
         self.close()
@@ -143,15 +126,9 @@ class CandidateGate:
         self._pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child; closed with it)
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        words = (str(theirs.fileno()), self.spec, str(self.device))
         self._child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "expertile.lab.race.candidate_gate",
-                str(theirs.fileno()),
-                self.spec,
-                str(self.device),
-            ],
+            [sys.executable, "-m", "expertile.lab.race.candidate_gate", *words],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -169,10 +146,9 @@ class CandidateGate:
             self.close()
             raise _Ended(f"hangs: no result after {self.timeout_s:g} s")
         try:
-            answer: Verdict | str = self._pipe.recv()
+            return self._pipe.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             raise self._obituary() from None
-        return answer
 
     def _obituary(self) -> _Ended:
         assert self._child is not None
@@ -222,12 +198,10 @@ def serve(pipe: Connection, spec: str, device: torch.device) -> None:
 def judge(backend: Backend, workload: GroupedWorkload, device: torch.device, seed: int) -> Verdict:
     """Gate a candidate on two sets of random operands and call it a few times more. Exceptions become reasons."""
     try:
-        verdict = Verdict(True, 0.0, 0.0)
-        for attempt in range(2):
-            verdict = _judge_once(backend, workload, device, seed + attempt)
-            if not verdict.ok:
-                break
+        verdict = _judge_once(backend, workload, device, seed)
+        if verdict.ok:
             release(device)
+            verdict = _judge_once(backend, workload, device, seed + 1)
         return verdict
     except Exception as error:
         return _failed(failure_of(error, device).reason)
