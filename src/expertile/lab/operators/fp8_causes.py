@@ -81,13 +81,13 @@ def _multiplied(w: Workload, inputs: Inputs) -> Call:
 
 def _shapes() -> tuple[Workload, ...]:
     """The report's two projections of DeepSeek-V3, 8 experts; and one that a CPU computes in a moment."""
-    found = []
-    for stage, n, k in (("gemm1", 4096, 7168), ("gemm2", 7168, 2048)):
-        for rows in (64, 128, 512):
-            dims = products.dims(8, 8 * rows, 1, n, k)
-            found.append(Workload(f"{stage}-m{rows}", "fp8-causes", "fp8_causes", dims, "fp8"))
-    dims = products.dims(2, 20, 1, 128, 256)
-    return (*found, Workload("small", "fp8-causes", "fp8_causes", dims, "fp8"))
+    found = {
+        f"{stage}-m{rows}": products.dims(8, 8 * rows, 1, n, k)
+        for stage, n, k in (("gemm1", 4096, 7168), ("gemm2", 7168, 2048))
+        for rows in (64, 128, 512)
+    }
+    found["small"] = products.dims(2, 20, 1, 128, 256)
+    return tuple(Workload(name, "fp8-causes", "fp8_causes", dims, "fp8") for name, dims in found.items())
 
 
 OPERATORS = (

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -118,14 +117,11 @@ def _workload(name: str, shape: Dims, group_size: int = 128, zeros: bool = False
 def models() -> tuple[Workload, ...]:
     """Both projections of each model, decode to prefill, group 128; and the other group sizes on one of them."""
     found = [_workload(name, shape, note=note) for name, shape, note in products.model_products()]
-
-    def even(rows: int) -> Dims:
-        return products.dims(32, 32 * rows, 1, 4096, 7168)
-
-    found += [_workload(f"rows-{rows}", even(rows)) for rows in (1, 16, 32, 64, 128, 256, 512)]
+    even = {rows: products.dims(32, 32 * rows, 1, 4096, 7168) for rows in (1, 16, 32, 64, 128, 256, 512)}
+    found += [_workload(f"rows-{rows}", shape) for rows, shape in even.items()]
     for rows in (16, 256):
-        found += [_workload(f"rows-{rows}-group-{g or 'channel'}", even(rows), g) for g in (32, 64, 0)]
-        found.append(_workload(f"rows-{rows}-zeros", even(rows), zeros=True))
+        found += [_workload(f"rows-{rows}-group-{g or 'channel'}", even[rows], g) for g in (32, 64, 0)]
+        found.append(_workload(f"rows-{rows}-zeros", even[rows], zeros=True))
     # What a CPU computes in a moment.
     found.append(_workload("int4-small", products.dims(4, 24, 2, 96, 256, "uniform"), 64, True))
     return tuple(found)
@@ -146,4 +142,4 @@ OPERATORS = (
         products.tolerance,
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType({"int4-models": models})
+PRESETS = {"int4-models": models}

@@ -12,9 +12,9 @@ have rows. Rivals that take other scales are held against the product of what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache, partial
-from types import MappingProxyType
+from itertools import product
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import _deep_gemm, products
 from expertile.lab.operators._supports import installed
 from expertile.lab.race.baselines import DENSE
-from expertile.lab.race.operator import Call, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.quantize.launch import scales_like
@@ -34,7 +34,7 @@ from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 from expertile.roofline import Work
 
-Inputs = tuple[Tensor, ...]
+OP = "scaled_grouped_mm"
 
 
 def make_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
@@ -58,7 +58,7 @@ def _right(inputs: Inputs, group: int) -> Tensor:
     return dequantize(inputs[2][group], inputs[3][group], (128, 128))
 
 
-def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def reference(w: Workload, inputs: Inputs) -> Inputs:
     return products.product(w, partial(_left, inputs), partial(_right, inputs))
 
 
@@ -118,12 +118,10 @@ def _torch(w: Workload, inputs: Inputs) -> Call:
     return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, backend="torch_scaled"),)
 
 
-def rowwise_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def rowwise_reference(w: Workload, inputs: Inputs) -> Inputs:
     a, scale_a, weights, scale_b, _ = rowwise(inputs)
     return products.product(
-        w,
-        lambda start, end: a[start:end].float() * scale_a[start:end, None],
-        lambda g: weights[g].float() * scale_b[g, :, None],
+        w, lambda i, j: a[i:j].float() * scale_a[i:j, None], lambda g: weights[g].float() * scale_b[g, :, None]
     )
 
 
@@ -143,24 +141,22 @@ def _bf16(w: Workload, inputs: Inputs) -> Call:
     return products.bf16_call(a, weights, inputs[4])
 
 
-def _bf16_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _bf16_reference(w: Workload, inputs: Inputs) -> Inputs:
     """Of the operands as that product has them, rounded to bfloat16."""
-    return products.product(
-        w, lambda start, end: _left(inputs, start, end).bfloat16(), lambda g: _right(inputs, g).bfloat16()
-    )
+    return products.product(w, lambda i, j: _left(inputs, i, j).bfloat16(), lambda g: _right(inputs, g).bfloat16())
 
 
 def _dense(w: Workload, inputs: Inputs) -> Call:
     a, weight = inputs[0], inputs[2][0].t()
     one = torch.ones((), device=a.device)
 
-    def call() -> tuple[Tensor, ...]:
+    def call() -> Inputs:
         return (torch._scaled_mm(a, weight, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),)
 
     return call
 
 
-def _dense_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+def _dense_reference(w: Workload, inputs: Inputs) -> Inputs:
     with products.full_precision():
         return (inputs[0].float() @ inputs[2][0].float().t(),)
 
@@ -172,51 +168,34 @@ def _dense_supports(w: Workload, device: Device) -> str | None:
     return None if m and n % 16 == 0 and k % 16 == 0 else f"N and K must be multiples of 16, got {n} and {k}"
 
 
-def _dense_tolerance(w: Workload) -> tuple[float, float]:
-    return 2.0**-8, 2.0**-6
-
-
 def _dense_work(w: Workload) -> Work:
     m, n, k = products.rows(w), w["n"], w["k"]
     return Work(2.0 * m * n * k, float(m * k + n * k + 2 * m * n))
 
 
-def _deep_gemms() -> tuple[Rival, ...]:
+def _deep_gemm_rival(name: str, masked: bool) -> Rival:
+    supports = installed("deep_gemm", partial(_deep_gemm.supports, masked=masked))
+    of_layout = partial(_deep_gemm.bind, masked=masked)
+    return Rival(name, of_layout, supports, reference=lambda w, x: _deep_gemm.reference(w, reference(w, x)[0]))
+
+
+def _even(preset: str, shapes: Iterable[tuple[int, int, int, int]]) -> tuple[Workload, ...]:
+    """Groups, rows of each, N and K."""
     return tuple(
-        Rival(
-            name,
-            partial(_deep_gemm.bind, masked=masked),
-            installed("deep_gemm", partial(_deep_gemm.supports, masked=masked)),
-            reference=lambda w, inputs: _deep_gemm.reference(w, reference(w, inputs)[0]),
-        )
-        for name, masked in (("deepgemm", False), ("deepgemm-masked", True))
+        Workload(f"fp8-e{e}-m{m}-n{n}-k{k}", preset, OP, products.dims(e, e * m, 1, n, k), "fp8")
+        for e, m, n, k in shapes
     )
-
-
-def _workload(name: str, preset: str, groups: int, rows: int, n: int, k: int, note: str = "") -> Workload:
-    """`rows` of each group."""
-    dims = products.dims(groups, groups * rows, 1, n, k)
-    return Workload(name, preset, "scaled_grouped_mm", dims, "fp8", note)
 
 
 def models() -> tuple[Workload, ...]:
     """The products of `int4_grouped_mm`'s models, in FP8."""
-    return tuple(
-        Workload(name, "int4-models", "scaled_grouped_mm", dims, "fp8", note)
-        for name, dims, note in products.model_products()
-    )
+    return tuple(Workload(name, "int4-models", OP, dims, "fp8", note) for name, dims, note in products.model_products())
 
 
 def sweep() -> tuple[Workload, ...]:
-    """Report 002's 81 shapes: experts × rows of each × N × K."""
-    dims = (2048, 4096, 7168)
-    return tuple(
-        _workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-sweep", e, m, n, k)
-        for e in (1, 4, 8)
-        for m in (64, 128, 512)
-        for n in dims
-        for k in dims
-    )
+    """Report 002's 81 shapes."""
+    sides = (2048, 4096, 7168)
+    return _even("fp8-sweep", product((1, 4, 8), (64, 128, 512), sides, sides))
 
 
 def large() -> tuple[Workload, ...]:
@@ -231,37 +210,46 @@ def large() -> tuple[Workload, ...]:
         (128, 8, 1536, 2048),
         (1, 8192, 8192, 8192),
     )
-    found = [_workload(f"fp8-e{e}-m{m}-n{n}-k{k}", "fp8-large", e, m, n, k) for e, m, n, k in shapes]
-    routed = (("decode", 128, "uniform"), ("prefill", 8192, "uniform"), ("prefill-zipf", 8192, "zipf(1)"))
-    for phase, tokens, routing in routed:
-        dims = products.dims(256, tokens, 8, 4096, 7168, routing)
-        name = f"deepseek-v3-gate-up-{phase}"
-        found.append(Workload(name, "fp8-large", "scaled_grouped_mm", dims, "fp8", "published configuration"))
-    dims = products.dims(4, 48, 2, 160, 256, "uniform")
-    return (*found, Workload("fp8-small", "fp8-large", "scaled_grouped_mm", dims, "fp8"))
+    routed = {
+        f"deepseek-v3-gate-up-{phase}": products.dims(256, tokens, 8, 4096, 7168, routing)
+        for phase, tokens, routing in (
+            ("decode", 128, "uniform"),
+            ("prefill", 8192, "uniform"),
+            ("prefill-zipf", 8192, "zipf(1)"),
+        )
+    }
+    return (
+        *_even("fp8-large", shapes),
+        *(Workload(name, "fp8-large", OP, dims, "fp8", "published configuration") for name, dims in routed.items()),
+        Workload("fp8-small", "fp8-large", OP, products.dims(4, 48, 2, 160, 256, "uniform"), "fp8"),
+    )
 
 
 OPERATORS = (
     Operator(
-        "scaled_grouped_mm",
+        OP,
         make_inputs,
         reference,
         work,
         (
             *products.own(ours, BACKENDS, problem),
             Rival("torch", _torch, _torch_supports, reference=rowwise_reference),
-            *_deep_gemms(),
+            _deep_gemm_rival("deepgemm", masked=False),
+            _deep_gemm_rival("deepgemm-masked", masked=True),
             products.bf16(_bf16, _bf16_reference),
         ),
         products.tolerance,
         (
             # Fast accumulation keeps 14 bits of a sum over all of K; the operator's tolerance is for 128 summands.
             Rival(
-                DENSE, _dense, _dense_supports, reference=_dense_reference, work=_dense_work, tolerance=_dense_tolerance
+                DENSE,
+                _dense,
+                _dense_supports,
+                reference=_dense_reference,
+                work=_dense_work,
+                tolerance=lambda w: (2.0**-8, 2.0**-6),
             ),
         ),
     ),
 )
-PRESETS: Mapping[str, Callable[[], tuple[Workload, ...]]] = MappingProxyType(
-    {"fp8-sweep": sweep, "fp8-large": large, "int4-models": models}
-)
+PRESETS = {"fp8-sweep": sweep, "fp8-large": large, "int4-models": models}

@@ -27,7 +27,7 @@ from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
 from expertile.lab.operators._supports import installed, on_gpu, with_library
-from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Supports, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
@@ -83,10 +83,6 @@ def reference(
 _fp8_reference = partial(reference, fp8=128)
 
 
-def _fp8_by_row(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
-    return reference(w, inputs, fp8=w["k"])
-
-
 def _work(w: Workload, activation: float = 2.0) -> Work:
     """`activation`: bytes of one."""
     m, n, k = products.rows(w), w["n"], w["k"]
@@ -121,17 +117,11 @@ def _bf16(w: Workload, inputs: Inputs) -> Call:
     return products.bf16_call(inputs[0], weight_of(w, inputs).dequantize(torch.bfloat16), inputs[-1])
 
 
-_bf16_reference = partial(reference, dtype=torch.bfloat16)  # as that product has the weights
-BF16 = products.bf16(_bf16, _bf16_reference)
+BF16 = products.bf16(_bf16, partial(reference, dtype=torch.bfloat16))  # as that product has the weights
 
 
 def _theirs(bind: Bind) -> Callable[[Workload, Inputs], Call]:
     return lambda w, inputs: bind(w, inputs[0], weight_of(w, inputs))
-
-
-def _one_sum(w: Workload) -> tuple[float, float]:
-    """Sums of all of K in the tensor cores' 14 bits, and activations that lie between two e4m3 values."""
-    return 2.0**-6, 2.0**-5
 
 
 def _workload(
@@ -161,14 +151,10 @@ def _products(
     return tuple(found)
 
 
-def _installed(package: str, supports: Supports, bind: Bind) -> Rival:
-    return Rival(package, _theirs(bind), installed(package, supports))
-
-
+_HUMMING = Rival("humming", _theirs(_humming.bind), installed("humming", _humming.supports))
 _PEERS = (
     Rival("marlin", _theirs(_marlin.bind), with_library(_marlin.FILES, _marlin.supports)),
-    _installed("triton_kernels", _triton_kernels.supports, _triton_kernels.bind),
-    _installed("humming", _humming.supports, _humming.bind),
+    Rival("triton_kernels", _theirs(_triton_kernels.bind), installed("triton_kernels", _triton_kernels.supports)),
 )
 
 OPERATORS = (
@@ -180,6 +166,7 @@ OPERATORS = (
         (
             Rival("expertile", _ours, peer=False),
             *_PEERS,
+            _HUMMING,
             BF16,
             replace(
                 BF16,
@@ -207,11 +194,14 @@ OPERATORS = (
             ),
             Rival("expertile-16bits", _ours, peer=False),
             replace(
-                _installed("humming", _humming.supports, partial(_humming.bind, eight_bits=True)),
-                reference=_fp8_by_row,
-                tolerance=_one_sum,
+                _HUMMING,
+                bind=_theirs(partial(_humming.bind, eight_bits=True)),
+                reference=lambda w, inputs: reference(w, inputs, fp8=w["k"]),
+                # Sums of all of K in the tensor cores' 14 bits, and activations that lie between two e4m3 values.
+                tolerance=lambda w: (2.0**-6, 2.0**-5),
             ),
-            *(replace(peer, name="humming-16bits" if peer.name == "humming" else peer.name) for peer in _PEERS),
+            *_PEERS,
+            replace(_HUMMING, name="humming-16bits"),
         ),
         products.tolerance,
         dtype_key=lambda w: "fp8",
