@@ -15,12 +15,12 @@ from expertile.lab.operators import operators, presets
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import draw
 from expertile.lab.race.routing_file import SUFFIXES, known_keys
-from expertile.lab.race.workloads import grouped
+from expertile.lab.race.workloads import RAGGED_DIM, grouped
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.suggest import one_of
 
 POLICIES = ("graph", "eager", "both")
-_RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,10 @@ def _workload(where: str, table: Mapping[str, Any], folder: Path, seed: int) -> 
         if key not in table:
             raise ValueError(f"{where}{key}: expected a string, got nothing")
     _checked(where, table, _WORKLOAD_KEYS)
-    if table.get("layout", "ragged_m") not in [layout.value for layout in Layout]:
-        expected = ", ".join(layout.value for layout in Layout)
-        raise ValueError(f"{where}layout: expected one of {expected}, got {table['layout']!r}")
-    layout = Layout(table.get("layout", "ragged_m"))
-    ragged = _RAGGED.get(layout)
+    if table.get("layout", Layout.RAGGED_M) not in [*Layout]:
+        raise ValueError(f"{where}layout: expected one of {', '.join(Layout)}, got {table['layout']!r}")
+    layout = Layout(table.get("layout", Layout.RAGGED_M))
+    ragged = RAGGED_DIM.get(layout)
     for key in ("m", "n", "k"):
         if key == ragged and key in table:
             raise ValueError(f"{where}{key}: expected none, since group_sizes decide it for {layout.value}")
@@ -144,7 +143,7 @@ def _op_workload(where: str, table: Mapping[str, Any]) -> Workload:
     """A call of an operator other than the grouped product."""
     known_keys(where, table, ("name", "op", "dtype", "dims"))
     for key in ("name", "op", "dtype"):
-        _string(f"{where}{key}", table.get(key))
+        _typed(str)(f"{where}{key}", table.get(key))
     if not isinstance(table.get("dims"), dict):
         raise ValueError(f"{where}dims: expected a table of dimensions, got {table.get('dims')!r}")
     try:
@@ -166,9 +165,8 @@ def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> Workload:
     for key, value in example.dims:
         if key not in dims:
             raise ValueError(f"dims.{key}: expected {_described(example)} for {op}, got no {key!r}")
-        if type(dims[key]) is not type(value):
-            raise ValueError(f"dims.{key}: expected {_kind(value)}, got {dims[key]!r}")
-        if isinstance(value, int) and not isinstance(value, bool) and dims[key] < 0:
+        _typed(type(value))(f"dims.{key}", dims[key])
+        if type(value) is int and dims[key] < 0:
             raise ValueError(f"dims.{key}: expected 0 or more, got {dims[key]!r}")
     if (dtype == "fp8") != (example.dtype == "fp8"):
         expected = "fp8" if example.dtype == "fp8" else "fp32, bf16 or fp16"
@@ -177,11 +175,7 @@ def custom(name: str, op: str, dims: Mapping[str, Any], dtype: str) -> Workload:
 
 
 def _described(example: Workload) -> str:
-    return ", ".join(f"{key} ({_kind(value)})" for key, value in example.dims)
-
-
-def _kind(value: Any) -> str:
-    return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[type(value)]
+    return ", ".join(f"{key} ({_KINDS[type(value)]})" for key, value in example.dims)
 
 
 def _group_sizes(
@@ -228,10 +222,15 @@ def _checked(where: str, data: Mapping[str, Any], readers: Mapping[str, Callable
     return {key: read(where + key, data[key]) for key, read in readers.items() if key in data}
 
 
-def _string(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{key}: expected a string, got {value!r}")
-    return value
+def _typed(kind: type) -> Callable[[str, Any], Any]:
+    """Reads a value of `kind` and no other: true is no integer."""
+
+    def read(key: str, value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"{key}: expected {_KINDS[kind]}, got {value!r}")
+        return value
+
+    return read
 
 
 def _strings(key: str, value: Any) -> tuple[str, ...]:
@@ -240,38 +239,26 @@ def _strings(key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _boolean(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{key}: expected true or false, got {value!r}")
-    return value
-
-
-def _integer(key: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{key}: expected an integer, got {value!r}")
-    return value
-
-
 def _integers(key: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
-        return (_integer(key, value),)
-    return tuple(_integer(f"{key}[{i}]", v) for i, v in enumerate(value))
+        return (_typed(int)(key, value),)
+    return tuple(_typed(int)(f"{key}[{i}]", v) for i, v in enumerate(value))
 
 
 # What a file may say, in the order in which it is checked; `group_sizes` is read where it counts.
 _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("presets", "include", "skip", "only", "candidates"), _strings),
-    **dict.fromkeys(("policy", "routing", "out"), _string),
-    **dict.fromkeys(("rounds", "batch", "seq", "seed"), _integer),
-    **dict.fromkeys(("quick", "full", "memory"), _boolean),
+    **dict.fromkeys(("policy", "routing", "out"), _typed(str)),
+    **dict.fromkeys(("rounds", "batch", "seq", "seed"), _typed(int)),
+    **dict.fromkeys(("quick", "full", "memory"), _typed(bool)),
     "tokens": _integers,
 }
 _WORKLOAD_KEYS: Mapping[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("name", "layout", "dtype"), _string),
-    **dict.fromkeys(("m", "n", "k"), _integer),
+    **dict.fromkeys(("name", "layout", "dtype"), _typed(str)),
+    **dict.fromkeys(("m", "n", "k"), _typed(int)),
     "group_sizes": lambda key, value: value,
-    **dict.fromkeys(("groups", "tokens", "top_k"), _integer),
-    "routing": _string,
-    "seed": _integer,
-    **dict.fromkeys(("a_layout", "b_layout", "note"), _string),
+    **dict.fromkeys(("groups", "tokens", "top_k"), _typed(int)),
+    "routing": _typed(str),
+    "seed": _typed(int),
+    **dict.fromkeys(("a_layout", "b_layout", "note"), _typed(str)),
 }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from expertile.lab.race.operands import make_operands
-from expertile.lab.race.workloads import GroupedWorkload
+from expertile.lab.race.workloads import RAGGED_DIM, GroupedWorkload
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
@@ -44,8 +44,7 @@ def shrink(workload: GroupedWorkload) -> GroupedWorkload:
         return replace(w, **fields, group_sizes=(m,) * groups)
     total = sum(w.group_sizes)
     sizes = (0,) * (groups - 1) + (1,) if total == 1 else (*sizes, 16 + (total % 16 != 0))
-    ragged = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}[w.layout]
-    fields[ragged] = sum(sizes)
+    fields[RAGGED_DIM[w.layout]] = sum(sizes)
     return replace(w, **fields, group_sizes=sizes)
 
 
@@ -70,7 +69,7 @@ def precompile(jobs: Sequence[Job], seconds: float) -> set[Job]:
     deadline = time.monotonic() + seconds
     # A process that a kernel takes down is replaced and its job never answers: the deadline ends the wait.
     with multiprocessing.get_context("spawn").Pool(count) as pool:
-        answers = pool.imap_unordered(_compile_at, list(enumerate(unique)))
+        answers = pool.imap_unordered(_compile, list(enumerate(unique)))
         for _ in unique:
             try:
                 index, usable = answers.next(max(0.01, deadline - time.monotonic()))
@@ -82,12 +81,9 @@ def precompile(jobs: Sequence[Job], seconds: float) -> set[Job]:
     return done
 
 
-def _compile_at(job: tuple[int, Job]) -> tuple[int, bool]:
-    return job[0], _compile(job[1])
-
-
-def _compile(job: Job) -> bool:
-    """Run once; whether this process can go on."""
+def _compile(numbered: tuple[int, Job]) -> tuple[int, bool]:
+    """Run a job once; its number, and whether this process can go on."""
+    number, job = numbered
     torch.set_num_threads(1)
     try:
         operands = make_operands(job.workload, "cuda", seed=0)
@@ -99,5 +95,5 @@ def _compile(job: Job) -> bool:
         try:
             torch.cuda.synchronize()
         except Exception:
-            return False  # the context is lost, and every later job here fails: none of them counts as done
-    return True
+            return number, False  # the context is lost, and every later job here fails: none of them counts as done
+    return number, True

@@ -17,6 +17,7 @@ DTYPES = ("fp32", "bf16", "fp16")
 # passed transposed; "km": activations stored [K_tot, M] and passed transposed, as the weight gradient does.
 A_LAYOUTS = ("mk", "km")
 B_LAYOUTS = ("nk", "kn")
+RAGGED_DIM = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}  # the dim that holds a total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class GroupedWorkload(Workload):
         for g, size in enumerate(self.group_sizes):
             if size < 0:
                 raise ValueError(f"{where}group_sizes[{g}]: expected 0 or more, got {size}")
-        ragged = _RAGGED_FIELD.get(self.layout)
+        ragged = RAGGED_DIM.get(self.layout)
         for dim in ("m", "n", "k"):
             least = 0 if dim == ragged else 1
             if getattr(self, dim) < least:
@@ -136,15 +137,12 @@ class GroupedWorkload(Workload):
     def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> GroupedWorkload:
         """The same product over other group sizes, the ragged total following; `changes` replace further fields.
         ValueError for a batched product, whose groups are equal."""
-        ragged = _RAGGED_FIELD.get(self.layout)
+        ragged = RAGGED_DIM.get(self.layout)
         if ragged is None:
             raise ValueError(f"workload {self.name!r}: expected a ragged layout, got {self.layout.value}")
         sizes = tuple(group_sizes)
         fields: dict[str, Any] = {"group_sizes": sizes, ragged: sum(sizes), **changes}
         return replace(self, **fields)
-
-
-_RAGGED_FIELD = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n"}
 
 
 def grouped(
