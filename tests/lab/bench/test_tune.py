@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expertile.lab.bench import tune_verify
-from expertile.lab.bench.tune import Machine, alone, measure, pairs, table_of, tune
+from expertile.lab.bench.tune import Session, alone, measure, table_of, tune
 from expertile.lab.bench.tune_verify import AUTO, FIRST_SEED, summary, verdicts, verify
 from expertile.lab.race.record import read
 from expertile.lab.race.workloads import ragged_m, wgrad
@@ -96,10 +96,10 @@ def test_a_failing_config_is_a_record_and_a_failing_problem_is_said(tmp_path):
     made = run_tune(tmp_path / "t.jsonl", backend("good"), backend("dies", explode), most=1)
     (dead,) = [r for r in made if r.backend == "dies"]
     assert dead.status == "failed" and "no such instruction" in dead.reason
-    machine = Machine.current(device="cpu")
-    assert measure(SMALL[0], machine, [Rival(backend("dies", explode), Config())], say=said.append)[0].time_s is None
+    session, _ = Session.begin(None, "cpu", say=said.append)
+    assert measure(SMALL[0], session, [Rival(backend("dies", explode), Config())])[0].time_s is None
     huge = ragged_m("huge", "t", (1 << 30,), 1 << 20, 1 << 20, "fp32")
-    assert measure(huge, machine, [Rival(backend("good"), Config())], say=said.append) == []
+    assert measure(huge, session, [Rival(backend("good"), Config())]) == []
     assert "t/huge: out of memory: needs" in said[-1]
 
 
@@ -110,8 +110,8 @@ def test_real_backends_on_a_cpu(tmp_path):
 
 
 def test_pairs_never_wait_or_tune_themselves():
-    machine = Machine.current(device="cpu")
-    found = pairs(SMALL[0], machine, (backend("a"), by_name("loop")))
+    session, _ = Session.begin(None, "cpu", backends=(backend("a"), by_name("loop")))
+    found = session.pairs(SMALL[0])
     assert [e.config for e in found[:2]] == [Config(slow=True), Config()] and found[2].backend.name == "loop"
     assert [len(alone(e).configs(None, None)) for e in found] == [1, 1, 1]
 

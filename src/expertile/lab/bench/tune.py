@@ -23,9 +23,10 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.bench.precompile import Job, precompile
+from expertile.lab.bench.run import resumed
 from expertile.lab.bench.tune_problems import problems, seed_of
 from expertile.lab.measure.env import Env
-from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
+from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import (
     Budget,
     Measurement,
@@ -40,7 +41,7 @@ from expertile.lab.operators.grouped_mm import grouped_mm, memory_needed
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory, make_operands
 from expertile.lab.race.operator import record_name
-from expertile.lab.race.record import Record, append, read
+from expertile.lab.race.record import Record, append
 from expertile.lab.race.timing import time_on_sets
 from expertile.lab.race.workloads import GroupedWorkload, grouped
 from expertile.lab.report.units import byte_rate, flop_rate, micros
@@ -70,52 +71,58 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Where and how a run measures."""
+class Session:
+    """Where a run measures and what, and who is told of it."""
 
-    device: Device
-    torch_device: torch.device
+    site: Site
     env: Env
     run_id: str
-    seed: int
+    seed: int = 0
+    backends: tuple[Backend, ...] = BACKENDS
+    say: Say = lambda text: None
 
     @staticmethod
-    def current(seed: int = 0, device: torch.device | str | None = None) -> Machine:
+    def begin(path: Path | None, device: torch.device | str | None = None, **more: Any) -> tuple[Session, list[Record]]:
+        """The last run of this machine and software in `path`, and its records; else a new one."""
         site = Site.current(device)
-        return Machine(site.device, site.torch_device, capture_env(site.device), new_run_id(), seed)
+        env = capture_env(site.device)
+        run_id, old = (new_run_id(), []) if path is None else resumed(path, env)
+        return Session(site, env, run_id, **more), old
 
     @property
     def policy(self) -> str:
         """What `auto` goes by: graph replay, which a CPU does not have."""
-        return "graph" if self.torch_device.type == "cuda" else "eager"
+        return "graph" if self.site.device.kind == "cuda" else "eager"
 
-    def case(self, workload: GroupedWorkload, rivals: Sequence[Rival] = ()) -> Case:
+    def case(self, workload: GroupedWorkload, rivals: Sequence[Rival]) -> Case:
         """`workload` and these pairs of backend and config, without baselines."""
-        return Case(workload, Site(self.device, self.torch_device), grouped_mm([alone(r) for r in rivals]))
+        return Case(workload, self.site, grouped_mm([alone(r) for r in rivals]))
 
     def problem(self, workload: GroupedWorkload) -> Problem:
         """What the library would see of `workload`: on a GPU no group sizes."""
-        problem = workload.problem(self.torch_device.type, tf32_allowed())
-        return problem.with_sizes(workload.group_sizes if self.torch_device.type == "cpu" else None)
+        kind = self.site.device.kind
+        return workload.problem(kind, tf32_allowed()).with_sizes(workload.group_sizes if kind == "cpu" else None)
+
+    def pairs(self, workload: GroupedWorkload) -> tuple[Rival, ...]:
+        """All that `auto` may choose for `workload`, in the order in which ties are settled."""
+        problem, device = self.problem(workload), self.site.device
+        found = []
+        for backend in self.backends:
+            interpreted = device.kind != "cuda" and backend in BACKENDS and backend.name not in CPU_ORDER
+            if interpreted or synchronises(backend, problem, device) or backend.supports(problem, device) is not None:
+                continue
+            found += [Rival(backend, config) for config in auto_configs(backend, problem, device)]
+        return tuple(found)
+
+    def field(self, workload: GroupedWorkload) -> tuple[Rival, ...]:
+        """Those of `pairs` that are screened on `workload`; the same at every call."""
+        seed = zlib.crc32(f"{self.seed} {record_name(workload)}".encode())
+        return narrowed(self.pairs(workload), self.problem(workload), self.site.device, self.policy, seed)
 
 
 def alone(rival: Rival) -> Backend:
     """Its backend with its config as the only one."""
     return replace(rival.backend, configs=lambda problem, device: (rival.config,))
-
-
-def resumed(machine: Machine, path: Path | None) -> tuple[Machine, list[Record]]:
-    """The machine under the run id of the last record in `path` that is from this machine and software, and those
-    records; nothing and the machine as it is where there is none."""
-    old = [r for r in read(path) if same_machine(r.env, machine.env)] if path is not None and path.is_file() else []
-    return (replace(machine, run_id=old[-1].run) if old else machine), old
-
-
-def field(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Rival, ...]:
-    """Those of `pairs` that are screened on `workload`; the same at every call."""
-    every = pairs(workload, machine, backends)
-    seed = zlib.crc32(f"{machine.seed} {record_name(workload)}".encode())
-    return narrowed(every, machine.problem(workload), machine.device, machine.policy, seed)
 
 
 def narrowed(pairs: Sequence[Rival], problem: Problem, device: Device, policy: str, seed: int) -> tuple[Rival, ...]:
@@ -138,18 +145,6 @@ def narrowed(pairs: Sequence[Rival], problem: Problem, device: Device, policy: s
     return tuple(e for i, e in enumerate(pairs) if i in keep)
 
 
-def pairs(workload: GroupedWorkload, machine: Machine, backends: Sequence[Backend] = BACKENDS) -> tuple[Rival, ...]:
-    """All that `auto` may choose for `workload`, in the order in which ties are settled."""
-    problem, device = machine.problem(workload), machine.device
-    found = []
-    for backend in backends:
-        interpreted = device.kind != "cuda" and backend in BACKENDS and backend.name not in CPU_ORDER
-        if interpreted or synchronises(backend, problem, device) or backend.supports(problem, device) is not None:
-            continue
-        found += [Rival(backend, config) for config in auto_configs(backend, problem, device)]
-    return tuple(found)
-
-
 def tune(
     minutes: float,
     path: Path,
@@ -163,131 +158,110 @@ def tune(
     say: Say = lambda text: None,
 ) -> list[Record]:
     """Measure `workloads` (by default `tune_problems.problems`) for about `minutes`, at most `most` of them. Every
-    record is appended to `path` as it is made and all of this run's are returned; with `resume` those that `path` holds
-    from this machine and software are kept and their problems skipped. ValueError for minutes that are not positive."""
+    record is appended to `path` as it is made and all of this run's are returned; `resume` goes on with the last run
+    that `path` holds from this machine and software. ValueError for minutes that are not positive."""
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
-    start = time.monotonic()
-    machine, old = resumed(Machine.current(seed, device=device), path if resume else None)
+    end = time.monotonic() + minutes * 60
+    session, old = Session.begin(path if resume else None, device, seed=seed, backends=tuple(backends), say=say)
     if old:
-        say(f"resuming run {machine.run_id}: {len({r.workload for r in old})} problems are there")
-    finished = {r.workload for r in old}
-    source = workloads if workloads is not None else problems(machine.device, seed)
-    todo = take(source, finished, most if most is not None else max(4, round(60 * minutes)))
+        say(f"resuming run {session.run_id}: {len({r.workload for r in old})} problems are there")
+    source = workloads if workloads is not None else problems(session.site.device, seed)
+    todo = take(source, old, most if most is not None else max(4, round(60 * minutes)))
     records = list(old)
-    for workload in in_time(todo, machine, backends, start, minutes, say):
-        made = measure(workload, machine, field(workload, machine, backends), say=say)
+    for workload in in_time(todo, session, end):
+        made = measure(workload, session, session.field(workload))
         append(path, *made)
         records += made
     return records
 
 
-def in_time(
-    todo: Sequence[GroupedWorkload],
-    machine: Machine,
-    backends: Sequence[Backend],
-    start: float,
-    minutes: float,
-    say: Say,
-) -> Iterator[GroupedWorkload]:
-    """`todo`, those first whose kernels could be compiled in a part of the time, until `minutes` after `start`
-    (time.monotonic) are over or the device stops answering."""
-    ready = compile_all(todo, machine, backends, PRECOMPILE_SHARE * minutes * 60, say)
+def in_time(todo: Sequence[GroupedWorkload], session: Session, end: float) -> Iterator[GroupedWorkload]:
+    """`todo`, those first whose kernels could be compiled in a part of the time, until `end` (time.monotonic) or until
+    the device stops answering."""
+    ready = compile_all(todo, session, PRECOMPILE_SHARE * (end - time.monotonic()))
     with quick_collections():
         for done, workload in enumerate(sorted(todo, key=lambda w: record_name(w) not in ready)):
-            if time.monotonic() > start + minutes * 60:
-                say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
+            if time.monotonic() > end:
+                session.say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
                 return
             yield workload
-            if not device_alive(machine.torch_device):
-                say("the device stopped answering; --resume goes on with the next problem")
+            if not device_alive(session.site.torch_device):
+                session.say("the device stopped answering; --resume goes on with the next problem")
                 return
 
 
-def take(source: Iterator[GroupedWorkload], finished: set[str], most: int) -> list[GroupedWorkload]:
-    """The first `most` workloads of `source` that are not among the `finished` names."""
+def take(source: Iterator[GroupedWorkload], old: Sequence[Record], most: int) -> list[GroupedWorkload]:
+    """The first `most` workloads of `source` of which there is no record."""
+    finished = {r.workload for r in old}
     return list(islice((w for w in source if record_name(w) not in finished), most))
 
 
-def compile_all(
-    todo: Sequence[GroupedWorkload], machine: Machine, backends: Sequence[Backend], seconds: float, say: Say
-) -> set[str]:
+def compile_all(todo: Sequence[GroupedWorkload], session: Session, seconds: float) -> set[str]:
     """Compile our kernels for `todo` in parallel, for at most `seconds`; the names of the problems that are through."""
-    if machine.torch_device.type != "cuda":
+    if session.site.device.kind != "cuda":
         return set()
     jobs = {
         record_name(w): [
-            Job(w, e.backend.name, e.config)
-            for e in field(w, machine, backends)
-            if not e.backend.peer and config_dict(e.config)
+            Job(w, r.backend.name, r.config) for r in session.field(w) if not r.backend.peer and config_dict(r.config)
         ]
         for w in todo
     }
     flat = [job for of_workload in jobs.values() for job in of_workload]
     start = time.monotonic()
     done = precompile(flat, seconds)
-    say(f"compiled {len(done)} of {len(flat)} pairs of problem and config in {time.monotonic() - start:.0f} s")
+    session.say(f"compiled {len(done)} of {len(flat)} pairs of problem and config in {time.monotonic() - start:.0f} s")
     return {name for name, of_workload in jobs.items() if done.issuperset(of_workload)}
 
 
 def measure(
-    workload: GroupedWorkload,
-    machine: Machine,
-    rivals: Sequence[Rival],
-    *,
-    always: Sequence[Rival] = (),
-    say: Say = lambda text: None,
+    workload: GroupedWorkload, session: Session, rivals: Sequence[Rival], always: Sequence[Rival] = ()
 ) -> list[Record]:
     """Records of the fastest of `rivals` (and of each backend's best, and of `always`) on `workload`, gated and timed.
     A rival that fails is a record with a reason. Where the whole problem cannot be measured nothing comes back."""
-    start = time.monotonic()
+    start, device = time.monotonic(), session.site.torch_device
     try:
-        need, free = memory_needed(workload), free_memory(machine.torch_device)
+        need, free = memory_needed(workload), free_memory(device)
         if free and need > 0.9 * free:
             raise MemoryError(f"needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
-        finalists = _screen(workload, machine, rivals, always)
-        release(machine.torch_device)
-        case = machine.case(workload, finalists)
-        candidates = list(case.candidates({r.backend.name for r in finalists}, machine.seed + 1))
-        release(machine.torch_device)
-        records = _final(case, machine, candidates, machine.policy)
-        limit = bound(case.work, machine.device, case.dtype_key)
-        if machine.policy == "graph" and limit.seconds < _EAGER_BELOW_S:
-            records += _final(case, machine, candidates, "eager")
+        finalists = _screen(workload, session, rivals, always)
+        release(device)
+        case = session.case(workload, finalists)
+        candidates = list(case.candidates({r.backend.name for r in finalists}, session.seed + 1))
+        release(device)
+        records = _final(case, session, candidates, session.policy)
+        limit = bound(case.work, session.site.device, case.dtype_key)
+        if session.policy == "graph" and limit.seconds < _EAGER_BELOW_S:
+            records += _final(case, session, candidates, "eager")
     except Exception as error:
-        say(f"{record_name(workload)}: {failure_of(error, machine.torch_device).reason}")
+        session.say(f"{record_name(workload)}: {failure_of(error, device).reason}")
         return []
     finally:
-        release(machine.torch_device)
-    ok = [r for r in records if r.status == "ok" and r.policy == machine.policy]
+        release(device)
+    ok = [r for r in records if r.status == "ok" and r.policy == session.policy]
     if ok:
         best = min(ok, key=lambda r: r.time_s or 0.0)
-        took = time.monotonic() - start
-        say(
+        session.say(
             f"{record_name(workload)}: {best.backend} {micros(best.time_s)} µs, {flop_rate(best.tflops)}, "
-            f"{byte_rate(best.gbps)} ({len(rivals)} screened, {took:.1f} s)"
+            f"{byte_rate(best.gbps)} ({len(rivals)} screened, {time.monotonic() - start:.1f} s)"
         )
     return records
 
 
 def _screen(
-    workload: GroupedWorkload, machine: Machine, rivals: Sequence[Rival], always: Sequence[Rival]
+    workload: GroupedWorkload, session: Session, rivals: Sequence[Rival], always: Sequence[Rival]
 ) -> list[Rival]:
     """The finalists: within _CLOSE of the fastest, and the best of each backend; `always` in any case."""
-    count = sets_for(
-        workload.memory_nbytes,
-        machine.device.l2_bytes,
-        _MEMORY_SHARE * free_memory(machine.torch_device),
-        _SCREENING_SETS,
-    )
-    sets = [make_operands(workload, machine.torch_device, machine.seed + i) for i in range(count)]
-    problem = machine.problem(workload)
-    cuda = machine.torch_device.type == "cuda"
-    timer: Timer = GraphTimer(machine.torch_device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
+    device, problem = session.site.torch_device, session.problem(workload)
+    room = _MEMORY_SHARE * free_memory(device)
+    count = sets_for(workload.memory_nbytes, session.site.device.l2_bytes, room, _SCREENING_SETS)
+    sets = [make_operands(workload, device, session.seed + i) for i in range(count)]
+    cuda = session.policy == "graph"
+    timer: Timer = GraphTimer(device, replay_s=2e-4, most=64) if cuda else HostTimer(most=3)
     outcomes = time_interleaved(
         {str(i): _call(r, problem, sets) for i, r in enumerate(rivals)},
-        policy=machine.policy,
-        device=machine.torch_device,
+        policy=session.policy,
+        device=device,
         num_sets=count,
         budget=_SCREENING,
         timer=timer,
@@ -306,11 +280,11 @@ def _call(rival: Rival, problem: Problem, sets: Sequence[Operands]) -> Callable[
     return lambda index: rival.backend.run(problem, sets[index], rival.config, None)
 
 
-def _final(case: Case, machine: Machine, candidates: Sequence[Candidate], policy: str) -> list[Record]:
-    rows = time_on_sets(candidates, case.input_sets(machine.seed), policy, machine.torch_device, _FINAL)
-    limits = [bound(c.work, machine.device, case.dtype_key) for c in rows]
+def _final(case: Case, session: Session, candidates: Sequence[Candidate], policy: str) -> list[Record]:
+    rows = time_on_sets(candidates, case.input_sets(session.seed), policy, session.site.torch_device, _FINAL)
+    limits = [bound(c.work, session.site.device, case.dtype_key) for c in rows]
     return [
-        case.record(c, policy, limit, env=machine.env, run=machine.run_id)
+        case.record(c, policy, limit, env=session.env, run=session.run_id)
         for c, limit in zip(rows, limits, strict=True)
     ]
 

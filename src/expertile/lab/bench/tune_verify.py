@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from expertile.device import Device
-from expertile.lab.bench.tune import Machine, field, in_time, measure, resumed, take
+from expertile.lab.bench.tune import Say, Session, in_time, measure, take
 from expertile.lab.bench.tune_problems import mixed
 from expertile.lab.race.record import Record, append
 from expertile.lab.race.workloads import GroupedWorkload, grouped
@@ -29,7 +29,6 @@ AUTO = "auto"
 PROMISE = 0.97
 # Far from the seeds of `tune`; those that are in the table already are passed over.
 FIRST_SEED = 20011
-_PRESET = "auto"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def verify(
     backends: Sequence[Backend] = BACKENDS,
     workloads: Iterator[GroupedWorkload] | None = None,
     device: torch.device | str | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> list[Record]:
     """Time `auto` against every rival on `count` random problems, as far as `minutes` go.
 
@@ -65,39 +64,32 @@ def verify(
         raise ValueError(f"verify: expected 1 problem or more, got {count}")
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
-    start = time.monotonic()
-    machine = Machine.current(device=device)
-    seed = _fresh_seed(machine, seed)
-    machine, old = resumed(replace(machine, seed=seed), path if resume else None)
-    say(f"problems drawn by seed {seed}")
-    finished = {r.workload for r in old}
-    source = workloads if workloads is not None else _unseen(machine, seed)
-    left = count - len(finished)
-    todo = take(source, finished, left) if left > 0 else []
+    end = time.monotonic() + minutes * 60
+    session, old = Session.begin(path if resume else None, device, backends=tuple(backends), say=say)
+    here = session.site.device
+    session = replace(session, seed=_fresh_seed(here, seed))
+    say(f"problems drawn by seed {session.seed}")
+    source = workloads if workloads is not None else _unseen(here, session.seed)
+    todo = take(source, old, max(0, count - len({r.workload for r in old})))
     records = list(old)
-    for workload in in_time(todo, machine, backends, start, minutes, say):
-        choice = choose(machine.problem(workload), machine.device, tuple(backends), machine.policy, True)
-        chosen = Rival(choice.backend, choice.config)
-        found = measure(workload, machine, field(workload, machine, backends), always=(chosen,), say=say)
-        made = [r for r in found if r.policy == machine.policy]
-        shown = config_dict(chosen.config)
-        mine = [r for r in made if r.backend == chosen.backend.name and _same(r, shown)]
+    for workload in in_time(todo, session, end):
+        choice = choose(session.problem(workload), here, session.backends, session.policy, True)
+        chosen, shown = Rival(choice.backend, choice.config), config_dict(choice.config)
+        found = measure(workload, session, session.field(workload), always=(chosen,))
+        made = [r for r in found if r.policy == session.policy]
         made += [
             replace(r, backend=AUTO, config={"backend": r.backend, **r.config}, reason=r.reason or choice.why)
-            for r in mine
+            for r in made
+            if r.backend == choice.backend.name and {k: v for k, v in r.config.items() if k != "sizes"} == shown
         ]
         append(path, *made)
         records += made
     return records
 
 
-def _same(record: Record, config: dict[str, object]) -> bool:
-    return {k: v for k, v in record.config.items() if k != "sizes"} == config
-
-
-def _fresh_seed(machine: Machine, seed: int | None) -> int:
+def _fresh_seed(device: Device, seed: int | None) -> int:
     """`seed`, or one of our own, that is not among those that drew problems of the table that `auto` reads here."""
-    table = table_for(machine.device)
+    table = table_for(device)
     seen = table.seeds if table is not None else ()
     if seed is None:
         return next(s for s in itertools.count(FIRST_SEED) if s not in seen)
@@ -106,13 +98,12 @@ def _fresh_seed(machine: Machine, seed: int | None) -> int:
     return seed
 
 
-def _unseen(machine: Machine, seed: int) -> Iterator[GroupedWorkload]:
+def _unseen(device: Device, seed: int) -> Iterator[GroupedWorkload]:
     """Designed problems that are not in the table that `auto` reads here."""
-    table = table_for(machine.device)
+    table = table_for(device)
     seen = {m.features for m in table.problems} if table else set()
-    for workload in mixed(machine.device, seed, _PRESET, any_count=True):
-        if features_of(workload.problem(machine.device.kind)) not in seen:
-            yield workload
+    drawn = mixed(device, seed, AUTO, any_count=True)
+    return (w for w in drawn if features_of(w.problem(device.kind)) not in seen)
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
@@ -130,14 +121,13 @@ def verdicts(records: Sequence[Record]) -> list[Verdict]:
         auto = next((r for r in of_problem if r.backend == AUTO), None)
         time_s = auto.time_s if auto is not None and auto.status == "ok" else None
         share = (best.time_s or 0.0) / time_s if time_s else 0.0
-        backend = str(auto.config.get("backend", "")) if auto is not None else ""
-        found.append(Verdict(name, backend, share, _named(best), auto.reason if auto is not None else "no time"))
+        backend, why = ("", "no time") if auto is None else (str(auto.config.get("backend", "")), auto.reason)
+        found.append(Verdict(name, backend, share, _named(best.backend, best.config), why))
     return sorted(found, key=lambda v: v.share)
 
 
-def _named(record: Record) -> str:
-    config = " ".join(f"{k}={v}" for k, v in record.config.items())
-    return f"{record.backend} {config}".strip()
+def _named(backend: str, config: Mapping[str, object]) -> str:
+    return " ".join([backend, *(f"{k}={v}" for k, v in config.items())])
 
 
 def summary(found: Sequence[Verdict], worst: int = 10) -> list[str]:
@@ -164,8 +154,7 @@ def left_out(
     that the table does not list for the problem was screened out there, and counts as `transfer` counts such a one: 8 %
     slower than its backend's best or than 1.1 times the best. A problem counts where its measurement knew the chosen
     config's flags, and where it has neighbours."""
-    found = list(_verdicts(table, device, backends, table.of(policy)))
-    return sorted(found, key=lambda v: v.share)
+    return sorted(_verdicts(table, device, backends, table.of(policy)), key=lambda v: v.share)
 
 
 def _verdicts(table: Table, device: Device, backends: Sequence[Backend], measured: Problems) -> Iterator[Verdict]:
@@ -185,11 +174,10 @@ def _verdicts(table: Table, device: Device, backends: Sequence[Backend], measure
         (log,) = expected_slowdowns([Rival(choice.backend, choice.config)], left.features, [(0.0, left)], device)
         if log is None:
             continue
-        config = " ".join(f"{k}={v}" for k, v in config_dict(choice.config).items())
-        best = " ".join([ran[0].backend, *(f"{k}={v}" for k, v in ran[0].config.items())])
-        share = min(1.0, ran[0].seconds / (left.best * math.exp(log)))
-        why = f"{choice.backend.name} {config}".strip()
-        yield Verdict(f"{left.features} {left.features.skew}", choice.backend.name, share, best, why)
+        best, name = ran[0], choice.backend.name
+        share = min(1.0, best.seconds / (left.best * math.exp(log)))
+        where, why = f"{left.features} {left.features.skew}", _named(name, config_dict(choice.config))
+        yield Verdict(where, name, share, _named(best.backend, best.config), why)
 
 
 def problem_of(f: Features) -> Problem:
