@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from expertile.device import Device
-from expertile.lab.measure.cpu import cpu_reader, known_dtypes, quota, with_measured_roofs
+from expertile.lab.measure.cpu import cpu_reader, quota, with_measured_roofs
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_reading_says_whether_the_quota_stopped_the_process_since_the_last(tmp
 
 def test_roofs_are_measured_and_what_is_not_measured_is_not_known():
     here = replace(Device.current("cpu"), l2_bytes=2**20)
-    roofs = with_measured_roofs(here, known_dtypes({"fp32", "fp8"}))
+    roofs = with_measured_roofs(here, {"fp32", "fp8"})
     assert set(roofs.peak_flops) == {"fp32"}
     assert 1e8 < roofs.peak("fp32") < here.peak("fp32")
     assert 1e8 < roofs.memory_bps < 1e13

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from expertile.lab.measure.cpu import known_dtypes, with_measured_roofs
+from expertile.lab.measure.cpu import with_measured_roofs
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import Budget, Failure, device_alive, failure_of, quick_collections, release
@@ -163,7 +163,7 @@ class _Session:
             self._tell("note", text=f"resuming run {self.run_id}: {len(self.finished)} records are there")
         with quick_collections(), users:
             if self.device.type == "cpu":
-                self.facts = with_measured_roofs(self.facts, known_dtypes({case.dtype_key for case in cases}))
+                self.facts = with_measured_roofs(self.facts, {case.dtype_key for case in cases})
             for index, (case, missing) in enumerate(todo):
                 if missing:
                     yield from self._workload(case, missing, sum(1 for _, m in todo[index:] if m))

@@ -58,20 +58,21 @@ def quota(cgroup: Path = _CGROUP) -> float | None:
     return granted if granted > 0 else None
 
 
-@cache
-def with_measured_roofs(device: Device, dtypes: frozenset[str]) -> Device:
+def with_measured_roofs(device: Device, dtypes: Collection[str]) -> Device:
     """`device`, a CPU, with the bandwidth of a copy and the peaks of a product as this process reaches them; peaks of
     dtypes other than fp32, bf16 and fp16, or of none of `dtypes`, are not known."""
     peaks = {key: _peak(_DTYPES[key]) for key in sorted(dtypes) if key in _DTYPES}
     return replace(device, memory_bps=_bandwidth(device.l2_bytes), peak_flops=MappingProxyType(peaks))
 
 
+@cache
 def _peak(dtype: torch.dtype) -> float:
     a, b = (torch.randn(_SIDE, _SIDE).to(dtype) for _ in range(2))
     out = torch.empty(_SIDE, _SIDE, dtype=dtype)
     return 2.0 * _SIDE**3 / _fastest(lambda: torch.mm(a, b, out=out))
 
 
+@cache
 def _bandwidth(cache_bytes: int) -> float:
     source = torch.ones(min(4 * cache_bytes, _MOST_COPIED), dtype=torch.uint8)
     out = torch.zeros_like(source)
@@ -87,11 +88,6 @@ def _fastest(call: Callable[[], object]) -> float:
         call()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def known_dtypes(keys: Collection[str]) -> frozenset[str]:
-    """Those of `keys` whose peak can be measured."""
-    return frozenset(key for key in keys if key in _DTYPES)
 
 
 def _stopped(cgroup: Path) -> int:

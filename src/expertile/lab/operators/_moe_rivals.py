@@ -93,8 +93,8 @@ def _experts(rows: Tensor, gate_up: Tensor, down: Tensor, offs: Tensor, weights:
 
 def gathered_back(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat, order, inverse = _sorted(ids)
-    y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]))
+    order, inverse, ends = _sorted(ids, router.shape[0])
+    y = _experts(x.index_select(0, order // top_k), gate_up, down, ends)
     of_token = y.index_select(0, inverse).unflatten(0, (x.shape[0], top_k))
     return (of_token.float() * weights[..., None]).sum(1).to(x.dtype)
 
@@ -128,11 +128,12 @@ class _Unpermute(torch.autograd.Function):
         return grad.index_select(0, order), None, None
 
 
-def _sorted(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(expert of each slot, slots in expert order, where each slot went)."""
+def _sorted(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(slots in expert order, where each slot went, rows up to each expert's last)."""
     flat = ids.flatten()
     order = flat.argsort(stable=True)
-    return flat, order, torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=ids.device))
+    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=ids.device))
+    return order, inverse, _ends(flat, experts)
 
 
 def index_added(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
@@ -146,34 +147,34 @@ def index_added(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k:
 
 def weighted(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat, order, inverse = _sorted(ids)
-    y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]))
+    order, inverse, ends = _sorted(ids, router.shape[0])
+    y = _experts(x.index_select(0, order // top_k), gate_up, down, ends)
     y = y * weights.flatten()[order, None].to(y.dtype)
     return y[inverse].view(x.shape[0], top_k, -1).sum(1)
 
 
 def permuted(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat, order, inverse = _sorted(ids)
+    order, inverse, ends = _sorted(ids, router.shape[0])
     rows = _Permute.apply(x, order, inverse, top_k)
-    y = _experts(rows, gate_up, down, _ends(flat, router.shape[0]))
+    y = _experts(rows, gate_up, down, ends)
     of_token = _Unpermute.apply(y, order, inverse).unflatten(0, (x.shape[0], top_k))
     return (of_token * weights[..., None].to(y.dtype)).sum(1)
 
 
 def weighted_act(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat, order, inverse = _sorted(ids)
+    order, inverse, ends = _sorted(ids, router.shape[0])
     of_rows = weights.flatten()[order, None]
-    y = _experts(x.index_select(0, order // top_k), gate_up, down, _ends(flat, router.shape[0]), of_rows)
+    y = _experts(x.index_select(0, order // top_k), gate_up, down, ends, of_rows)
     return y[inverse].view(x.shape[0], top_k, -1).sum(1)
 
 
 def permuted_act(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
-    flat, order, inverse = _sorted(ids)
+    order, inverse, ends = _sorted(ids, router.shape[0])
     of_rows = _Unpermute.apply(weights.flatten(), inverse, order)[:, None]
-    y = _experts(_Permute.apply(x, order, inverse, top_k), gate_up, down, _ends(flat, router.shape[0]), of_rows)
+    y = _experts(_Permute.apply(x, order, inverse, top_k), gate_up, down, ends, of_rows)
     return _Unpermute.apply(y, order, inverse).view(x.shape[0], top_k, -1).sum(1)
 
 

@@ -16,8 +16,9 @@ once; in training also dy and every gradient, those of idle experts included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -203,33 +204,27 @@ def memory_nbytes(w: Workload) -> float:
     return w.torch_dtype.itemsize * float(inputs + 5 * outputs + rows) + 2 * peak_nbytes
 
 
-def _binding(way: Way) -> Callable[[Workload, Inputs], Call]:
-    def bind(w: Workload, inputs: Inputs) -> Call:
-        run = way.make(w, way.arrange(inputs))
-        if way.compiles:
-            with torch.no_grad():
-                run()
-        return lambda: (run(),)
-
-    return bind
+def _binding(way: Way, w: Workload, inputs: Inputs) -> Call:
+    run = way.make(w, way.arrange(inputs))
+    if way.compiles:
+        with torch.no_grad():
+            run()
+    return lambda: (run(),)
 
 
-def _training(way: Way) -> Callable[[Workload, Inputs], Call]:
-    def bind(w: Workload, inputs: Inputs) -> Call:
-        *tensors, dy = inputs
-        leaves = tuple(t.detach().requires_grad_() for t in way.arrange(tuple(tensors)))
-        run = way.make(w, leaves)
+def _training(way: Way, w: Workload, inputs: Inputs) -> Call:
+    *tensors, dy = inputs
+    leaves = tuple(t.detach().requires_grad_() for t in way.arrange(tuple(tensors)))
+    run = way.make(w, leaves)
 
-        def call() -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                out = run()
-                return (out.detach(), *torch.autograd.grad(out, leaves, dy))
+    def call() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            out = run()
+            return (out.detach(), *torch.autograd.grad(out, leaves, dy))
 
-        if way.compiles:
-            call()
-        return call
-
-    return bind
+    if way.compiles:
+        call()
+    return call
 
 
 def _interleaved_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -237,20 +232,11 @@ def _interleaved_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     return out, dx, drouter, interleaved(dgate_up), ddown
 
 
-def _rivals(train: bool) -> tuple[Rival, ...]:
+def _rival(way: Way, train: bool) -> Rival:
     bind, formula = (_training, train_peak) if train else (_binding, peak)
-    return tuple(
-        Rival(
-            way.name,
-            bind(way),
-            way.supports,
-            peer=way.peer,
-            graph=way.graph,
-            peak_nbytes=None if way.peer else formula,
-            reference=_interleaved_reference if train and way.interleaves else None,
-        )
-        for way in WAYS
-    )
+    own_reference = _interleaved_reference if train and way.interleaves else None
+    own = Rival(way.name, partial(bind, way), way.supports, way.peer, way.graph, reference=own_reference)
+    return own if way.peer else replace(own, peak_nbytes=formula)
 
 
 def workload(name: str, preset: str, shape: Size, train: bool = False, note: str = "") -> Workload:
@@ -262,23 +248,24 @@ def workload(name: str, preset: str, shape: Size, train: bool = False, note: str
     return Workload(name + "-train" * train, preset, "moe_train" if train else "moe", dims, "bf16", note)
 
 
-def _both(preset: str, sizes: tuple[Size, ...], small: Size) -> tuple[Workload, ...]:
+def _both(preset: str, sizes: Iterable[Size], small: Size) -> tuple[Workload, ...]:
     """Forward and training of each, and of one that a CPU computes in a moment."""
-    found = [("T{}-H{}-I{}-E{}-k{}".format(*shape), shape) for shape in sizes] + [("small", small)]
+    found = [(named(shape), shape) for shape in sizes] + [("small", small)]
     return tuple(workload(name, preset, shape, train) for train in (False, True) for name, shape in found)
+
+
+def named(shape: Size) -> str:
+    return "T{}-H{}-I{}-E{}-k{}".format(*shape)
 
 
 def layers() -> tuple[Workload, ...]:
     """Three sizes of SonicMoE's table and one layer of each model at 8192 tokens, forward and training."""
-    return (
-        *_both("moe", SIZES, SMALL),
-        *(_of_model("moe", m, 8192, train) for train in (False, True) for m in _MODELS),
-    )
+    of_models = (_of_model("moe", m, 8192, train) for train in (False, True) for m in _MODELS)
+    return *_both("moe", SIZES, SMALL), *of_models
 
 
 def sonic() -> tuple[Workload, ...]:
-    sizes = tuple((t, h, *iek) for t, h, rows in _SONIC for iek in rows)
-    return _both("moe-sonic", sizes, (192, 96, 32, 8, 4))
+    return _both("moe-sonic", ((t, h, *iek) for t, h, rows in _SONIC for iek in rows), (192, 96, 32, 8, 4))
 
 
 def _of_model(preset: str, model: str, tokens: int, train: bool = False) -> Workload:
@@ -293,9 +280,10 @@ def decode() -> tuple[Workload, ...]:
     return (*models, workload("small", "moe-decode", (8, 192, 96, 16, 2)))
 
 
+_FORWARD, _TRAIN = (tuple(_rival(way, train) for way in WAYS) for train in (False, True))
 _DENSE = Rival(DENSE, dense, reference=dense_reference, work=dense_work)
 OPERATORS = (
-    Operator("moe", make_inputs, reference, work, _rivals(False), tolerance, (_DENSE,), memory_nbytes),
-    Operator("moe_train", make_inputs, reference, train_work, _rivals(True), tolerance, (_DENSE,), memory_nbytes),
+    Operator("moe", make_inputs, reference, work, _FORWARD, tolerance, (_DENSE,), memory_nbytes),
+    Operator("moe_train", make_inputs, reference, train_work, _TRAIN, tolerance, (_DENSE,), memory_nbytes),
 )
 PRESETS = {"moe": layers, "moe-sonic": sonic, "moe-decode": decode}

@@ -51,7 +51,7 @@ STAGES = MappingProxyType(
 
 def workload(size: moe.Size, stage: str, name: str = "") -> Workload:
     """`stage`, a key of `STAGES`, of the layer at (T, H, I, E, k)."""
-    name = name or "T{}-H{}-I{}-E{}-k{}".format(*size)
+    name = name or moe.named(size)
     whole = moe.workload(name, "moe-stages", size)
     return replace(whole, name=f"{name}: {stage}", op="moe_stage", dims=(*whole.dims, ("stage", stage)))
 
