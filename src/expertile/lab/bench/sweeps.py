@@ -41,14 +41,14 @@ def scaling(routing: str = "balanced", seed: int = 0) -> list[GroupedWorkload]:
             (drawn,) = draw(routing, tokens, groups, top_k, seed)
             name = f"{sweep}-tokens{tokens}"
             out.append(ragged_m(name, "scaling", drawn.group_sizes, k, n, "bf16", routing=drawn.label))
-    for groups in _GROUPS:
-        out.append(_even(f"same-rows-groups{groups}", "scaling", groups, 32768 // groups, 2048, 1536))
-    for groups in _GROUPS:
-        out.append(_even(f"same-weights-groups{groups}", "scaling", groups, 256, 2048, 65536 // groups))
-    for extent in _EXTENTS:
-        out.append(_even(f"depth-k{extent}", "scaling", 64, 256, extent, 2048))
-    for extent in _EXTENTS:
-        out.append(_even(f"width-n{extent}", "scaling", 64, 256, 2048, extent))
+    even = (  # name, groups, rows of each, K, N
+        *((f"same-rows-groups{g}", g, 32768 // g, 2048, 1536) for g in _GROUPS),
+        *((f"same-weights-groups{g}", g, 256, 2048, 65536 // g) for g in _GROUPS),
+        *((f"depth-k{x}", 64, 256, x, 2048) for x in _EXTENTS),
+        *((f"width-n{x}", 64, 256, 2048, x) for x in _EXTENTS),
+    )
+    for name, groups, rows, k, n in even:
+        out.append(ragged_m(name, "scaling", (rows,) * groups, k, n, "bf16", routing="balanced"))
     return out
 
 
@@ -92,10 +92,6 @@ def gradients(forward: Iterable[GroupedWorkload]) -> list[GroupedWorkload]:
         elif bound(w.problem("cuda").work(), h200, w.dtype).limiter == "compute":
             out.append(replace(w, name=f"dgrad-{w.name}", preset="gradients", k=w.n, n=w.k, b_layout="kn"))
     return out
-
-
-def _even(name: str, preset: str, groups: int, rows: int, k: int, n: int) -> GroupedWorkload:
-    return ragged_m(name, preset, (rows,) * groups, k, n, "bf16", routing="balanced")
 
 
 def _uneven(name: str, k: int, n: int, sizes: Sequence[int], seed: int) -> GroupedWorkload:

@@ -20,6 +20,7 @@ from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
 
+PRESET = "tune"
 # Hidden and FFN sizes of published models, and the halves and doubles that tensor parallelism and SwiGLU make.
 DIMS = (512, 768, 1024, 1408, 1536, 2048, 2560, 2880, 3072, 4096, 5120, 6144, 7168, 8192, 11008, 14336, 16384)
 GROUPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 256, 384, 512)
@@ -74,7 +75,7 @@ def trained(seed: int = 0) -> Iterator[GroupedWorkload]:
 
 
 def design(
-    device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False, unaligned: bool = False
+    device: Device, seed: int = 0, any_count: bool = False, unaligned: bool = False
 ) -> Iterator[GroupedWorkload]:
     """An endless sequence of workloads that fill the space evenly; the same for the same seed. Groups are numbers that
     models have, rows multiples of 16 from 256 on (fewer kernels to compile); with `any_count` anything. With
@@ -85,23 +86,21 @@ def design(
         u = [min(x, 1 - 1e-7) for x in sobol.draw(1)[0].tolist()]
         less = (8 + 8 * (index % 7), 8 + 8 * (3 * index % 7)) if unaligned else (0, 0)
         name = f"unaligned-{seed}.{index:04d}" if unaligned else f"{seed}.{index:04d}"
-        workload = _workload(u, device, name, seed * _SEED_STEP + index, preset_name, any_count, less)
+        workload = _workload(u, device, name, seed * _SEED_STEP + index, any_count, less)
         if fits(workload, device):
             yield workload
 
 
-def mixed(
-    device: Device, seed: int = 0, preset_name: str = "tune", any_count: bool = False
-) -> Iterator[GroupedWorkload]:
+def mixed(device: Device, seed: int = 0, any_count: bool = False) -> Iterator[GroupedWorkload]:
     """`design`; on a GPU with an unaligned workload in place of every eighth."""
-    designed = design(device, seed, preset_name, any_count)
+    designed = design(device, seed, any_count)
     if device.kind != "cuda":
         return designed
-    others = design(device, seed, preset_name, any_count, unaligned=True)
+    others = design(device, seed, any_count, unaligned=True)
     return (next(others) if i % 8 == 7 else w for i, w in enumerate(designed))
 
 
-def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> Iterator[GroupedWorkload]:
+def grid(device: Device, seed: int = 0) -> Iterator[GroupedWorkload]:
     """Every combination of groups, rows and layers that fits, forward and both gradients in bfloat16, and the half of
     them with skewed rows as well: neighbours on all sides for the problems of MoE layers."""
     for groups, rows, (k, n), routing in itertools.product(_GRID_GROUPS, _GRID_ROWS, _GRID_LAYERS, _GRID_ROUTINGS):
@@ -109,13 +108,12 @@ def grid(device: Device, seed: int = 0, preset_name: str = "tune") -> Iterator[G
             continue
         sizes = group_sizes(routing, groups * rows, groups, seed)
         name, label = f"{groups}x{rows}-{k}-{n}-{routing}", f"{routing} seed={seed}"
-        found = [ragged_m(f"grid-forward-{name}", preset_name, sizes, k, n, "bf16", routing=label)]
+        of = (PRESET, sizes, k, n, "bf16")
+        found = [ragged_m(f"grid-forward-{name}", *of, routing=label)]
         if rows in (64, 128, 256, 512, 1024, 2048):
             if routing == "uniform":
-                found.append(
-                    ragged_m(f"grid-dgrad-{name}", preset_name, sizes, k, n, "bf16", b_layout="kn", routing=label)
-                )
-            found.append(wgrad(f"grid-wgrad-{name}", preset_name, sizes, k, n, "bf16", routing=label))
+                found.append(ragged_m(f"grid-dgrad-{name}", *of, b_layout="kn", routing=label))
+            found.append(wgrad(f"grid-wgrad-{name}", *of, routing=label))
         yield from (w for w in found if fits(w, device))
 
 
@@ -150,13 +148,7 @@ def fits(workload: GroupedWorkload, device: Device) -> bool:
 
 
 def _workload(
-    u: Sequence[float],
-    device: Device,
-    name: str,
-    seed: int,
-    preset_name: str,
-    any_count: bool,
-    less: tuple[int, int] = (0, 0),
+    u: Sequence[float], device: Device, name: str, seed: int, any_count: bool, less: tuple[int, int]
 ) -> GroupedWorkload:
     """The point `u` in [0, 1)^7: rows, groups, K, N, kind, dtype, routing. K and N are `less` than what models have."""
     small = 1 if device.kind == "cuda" else 16
@@ -170,13 +162,13 @@ def _workload(
     if kind == "batched":
         per_group = max(1, rows // groups)
         sizes = (per_group,) * groups
-        return grouped(f"batched-{name}", preset_name, Layout.BATCHED, sizes, per_group, n, k, dtype, routing="equal")
+        return grouped(f"batched-{name}", PRESET, Layout.BATCHED, sizes, per_group, n, k, dtype, routing="equal")
     sizes = group_sizes(routing, rows, groups, seed)
     label = f"{routing} seed={seed}"
     if kind == "wgrad":
-        return wgrad(f"wgrad-{name}", preset_name, sizes, k, n, dtype, routing=label)
+        return wgrad(f"wgrad-{name}", PRESET, sizes, k, n, dtype, routing=label)
     order = "nk" if kind == "forward" else "kn"
-    return ragged_m(f"{kind}-{name}", preset_name, sizes, k, n, dtype, b_layout=order, routing=label)
+    return ragged_m(f"{kind}-{name}", PRESET, sizes, k, n, dtype, b_layout=order, routing=label)
 
 
 @lru_cache(maxsize=1024)

@@ -102,8 +102,8 @@ def _unseen(device: Device, seed: int) -> Iterator[GroupedWorkload]:
     """Designed problems that are not in the table that `auto` reads here."""
     table = table_for(device)
     seen = {m.features for m in table.problems} if table else set()
-    drawn = mixed(device, seed, AUTO, any_count=True)
-    return (w for w in drawn if features_of(w.problem(device.kind)) not in seen)
+    drawn = mixed(device, seed, any_count=True)
+    return (replace(w, preset=AUTO) for w in drawn if features_of(w.problem(device.kind)) not in seen)
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
