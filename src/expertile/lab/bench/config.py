@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from expertile.lab.bench.presets import ALL_PRESETS, workloads_for
+from expertile.lab.measure.env import known_keys
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import draw
-from expertile.lab.race.routing_file import SUFFIXES, known_keys
+from expertile.lab.race.routing_file import SUFFIXES
 from expertile.lab.race.workloads import RAGGED_DIM, grouped
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.suggest import one_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,13 @@ class Env:
                 raise ValueError(f"env.{name}: expected a string or null, got {value!r}")
         for name in ("sm_clock_mhz", "power_w", *OF_CPU):
             check_number(f"env.{name}", getattr(self, name), optional=True)
+
+
+def known_keys(where: str, data: Mapping[str, Any], known: Collection[str]) -> None:
+    """ValueError for a key of `data` that is not among those known."""
+    for key in data:
+        if key not in known:
+            raise ValueError(f"{where}{key}: unknown key; expected {', '.join(known)}")
 
 
 def check_text(name: str, value: Any) -> None:

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from expertile.lab.race.operator import Blocks, Call, Part, Rival, Verdict, Workload
+from expertile.lab.race.operator import ROUNDOFF, TORCH_DTYPES, Blocks, Call, Part, Rival, Verdict, Workload
 
-# Largest relative error of one rounding to nearest (unit roundoff): 2^-(significand bits).
-_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+_ROUNDOFF = {TORCH_DTYPES[key]: roundoff for key, roundoff in ROUNDOFF.items()}
 PART_ELEMENTS = 1 << 25  # 128 MB of float32: what one step of the comparison holds a few times over
 
 

@@ -17,12 +17,12 @@ import lzma
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expertile.lab.measure.env import OF_CPU, Env, check_number, check_text, timestamp, with_clocks
+from expertile.lab.measure.env import OF_CPU, Env, check_number, check_text, known_keys, timestamp, with_clocks
 from expertile.roofline import Bound, Work
 
 if TYPE_CHECKING:  # the build of the package reads this file, without torch
@@ -263,7 +263,7 @@ def read(path: str | Path) -> list[Record]:
     return records
 
 
-def _object_of(line: str, keys: Iterable[str]) -> dict[str, Any]:
+def _object_of(line: str, keys: Collection[str]) -> dict[str, Any]:
     """The JSON object on `line`, with exactly `keys` and under "env" an `Env`. ValueError says what is wrong."""
     try:
         data = json.loads(line)
@@ -326,14 +326,11 @@ def _drop_cut_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def _exact_keys(where: str, data: Mapping[str, Any], expected: Iterable[str]) -> None:
-    expected = list(expected)
-    missing = [k for k in expected if k not in data]
-    unknown = [k for k in data if k not in expected]
-    if missing:
-        raise ValueError(f"{where}{missing[0]}: missing key; expected {', '.join(expected)}")
-    if unknown:
-        raise ValueError(f"{where}{unknown[0]}: unknown key; expected {', '.join(expected)}")
+def _exact_keys(where: str, data: Mapping[str, Any], expected: Collection[str]) -> None:
+    for key in expected:
+        if key not in data:
+            raise ValueError(f"{where}{key}: missing key; expected {', '.join(expected)}")
+    known_keys(where, data, expected)
 
 
 def _interval(value: Any) -> tuple[float, float]:

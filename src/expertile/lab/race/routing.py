@@ -105,9 +105,10 @@ def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, 
             raise ValueError(
                 f"num_experts: expected {routing.file.num_experts} as {routing.name} has, got {num_experts}"
             )
-        return tuple(Draw(f"{routing.name}:{layer.name}", layer.counts, layer.name) for layer in routing.file.layers)
+        return tuple(Draw(f"{routing.name}:{name}", rows, name) for name, rows in routing.file.counts.items())
     counts, choices, _ = _drawn(routing, tokens, num_experts, top_k, seed)
-    counts = _bincount(choices, num_experts) if counts is None else counts
+    if counts is None:
+        counts = sum((np.bincount(c.ravel(), minlength=num_experts) for c in choices), np.zeros(num_experts, np.int64))
     label = f"{routing.spec} tokens={tokens} top_k={top_k} seed={seed}"
     return (Draw(label, tuple(int(c) for c in counts)),)
 
@@ -147,8 +148,8 @@ def _spread(counts: NDArray[np.int64], tokens: int, top_k: int) -> NDArray[np.in
 
 
 def _balanced(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> NDArray[np.int64]:
-    rows = tokens * top_k
-    return rows // num_experts + (np.arange(num_experts) < rows % num_experts)
+    each, more = divmod(tokens * top_k, num_experts)
+    return each + (np.arange(num_experts) < more)
 
 
 def _uneven(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, spread: float) -> NDArray[np.int64]:
@@ -178,7 +179,7 @@ def _uniform(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int
 
 
 def _zipf(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, s: float) -> _Choices:
-    return _gumbel_topk(rng, -s * np.log(_ranks(rng, num_experts)), tokens, top_k)
+    return _gumbel_topk(rng, -s * np.log(rng.permutation(num_experts) + 1), tokens, top_k)
 
 
 def _skewed(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, s: float, sigma: float) -> _Choices:
@@ -188,12 +189,8 @@ def _skewed(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int,
 
 def _half_empty(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> _Choices:
     used = max((num_experts + 1) // 2, top_k)
-    log_p = np.where(_ranks(rng, num_experts) <= used, 0.0, -np.inf)
+    log_p = np.where(rng.permutation(num_experts) < used, 0.0, -np.inf)
     return _gumbel_topk(rng, log_p, tokens, top_k)
-
-
-def _ranks(rng: np.random.Generator, num_experts: int) -> NDArray[np.int64]:
-    return rng.permutation(num_experts) + 1
 
 
 def _gumbel_topk(rng: np.random.Generator, log_p: NDArray[np.float64], tokens: int, top_k: int) -> _Choices:
@@ -209,13 +206,6 @@ def _largest(
         scores = prior + noise((min(_CHUNK, tokens - start), len(prior)))
         chunks.append(np.argpartition(-scores, top_k - 1, axis=1)[:, :top_k].astype(np.int32))
     return chunks
-
-
-def _bincount(chunks: _Choices, num_experts: int) -> NDArray[np.int64]:
-    counts = np.zeros(num_experts, np.int64)
-    for chunk in chunks:
-        counts += np.bincount(chunk.ravel(), minlength=num_experts)
-    return counts
 
 
 @dataclass(frozen=True)

@@ -16,32 +16,24 @@ has one of the two. `name` may be left out (it becomes the layer's index).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
+from expertile.lab.measure.env import known_keys
+
 SUFFIXES = (".json", ".npz")
 
 
 @dataclass(frozen=True)
-class RoutingLayer:
-    """Rows of each expert in one layer; `topk_ids` [T, k] where the file has them."""
-
-    name: str
-    counts: tuple[int, ...]
-    topk_ids: tuple[tuple[int, ...], ...] | None = None
-
-
-@dataclass(frozen=True)
 class RoutingFile:
-    """What a routing file holds."""
+    """What a routing file holds: rows of each expert, by the name of the layer."""
 
-    path: str
     num_experts: int
-    layers: tuple[RoutingLayer, ...]
+    counts: Mapping[str, tuple[int, ...]]
 
 
 def read_routing_file(path: str | Path) -> RoutingFile:
@@ -93,15 +85,16 @@ def _validate(path: str, data: Any) -> RoutingFile:
     layers = data.get("layers")
     if not isinstance(layers, list) or not layers:
         raise ValueError(f"{path}: layers: expected a list with at least one layer, got {_what(layers)}")
-    read = tuple(_layer(f"{path}: layers[{i}]", i, layer, num_experts) for i, layer in enumerate(layers))
-    names = [layer.name for layer in read]
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    found: dict[str, tuple[int, ...]] = {}
+    for i, layer in enumerate(layers):
+        name, counts = _layer(f"{path}: layers[{i}]", i, layer, num_experts)
+        if name in found:
             raise ValueError(f"{path}: layers[{i}].name: expected a name of its own, got {name!r} a second time")
-    return RoutingFile(path, num_experts, read)
+        found[name] = counts
+    return RoutingFile(num_experts, found)
 
 
-def _layer(where: str, index: int, layer: Any, num_experts: int) -> RoutingLayer:
+def _layer(where: str, index: int, layer: Any, num_experts: int) -> tuple[str, tuple[int, ...]]:
     if not isinstance(layer, dict):
         raise ValueError(f"{where}: expected an object with counts or topk_ids, got {_what(layer)}")
     known_keys(f"{where}.", layer, ("name", "counts", "topk_ids"))
@@ -111,10 +104,9 @@ def _layer(where: str, index: int, layer: Any, num_experts: int) -> RoutingLayer
     if ("counts" in layer) == ("topk_ids" in layer):
         raise ValueError(f"{where}: expected counts or topk_ids, got {'both' if 'counts' in layer else 'neither'}")
     if "counts" in layer:
-        return RoutingLayer(name, _counts(f"{where}.counts", layer["counts"], num_experts))
-    ids = _topk_ids(f"{where}.topk_ids", layer["topk_ids"], num_experts)
-    counts = np.bincount(np.asarray(ids, dtype=np.int64).ravel(), minlength=num_experts)
-    return RoutingLayer(name, tuple(int(c) for c in counts), ids)
+        return name, _counts(f"{where}.counts", layer["counts"], num_experts)
+    _check_ids(f"{where}.topk_ids", layer["topk_ids"], num_experts)
+    return name, tuple(np.bincount(np.ravel(layer["topk_ids"]), minlength=num_experts).tolist())
 
 
 def _counts(where: str, counts: Any, num_experts: int) -> tuple[int, ...]:
@@ -126,7 +118,7 @@ def _counts(where: str, counts: Any, num_experts: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _topk_ids(where: str, ids: Any, num_experts: int) -> tuple[tuple[int, ...], ...]:
+def _check_ids(where: str, ids: Any, num_experts: int) -> None:
     if not isinstance(ids, list) or not ids:
         raise ValueError(f"{where}: expected a list with one row per token, got {_what(ids)}")
     top_k = len(ids[0]) if isinstance(ids[0], list) else 0
@@ -140,14 +132,6 @@ def _topk_ids(where: str, ids: Any, num_experts: int) -> tuple[tuple[int, ...], 
                 raise ValueError(f"{where}[{t}][{j}]: expected an id from 0 to {num_experts - 1}, got {_what(expert)}")
         if len(set(row)) != top_k:
             raise ValueError(f"{where}[{t}]: expected distinct ids, got {row}")
-    return tuple(tuple(row) for row in ids)
-
-
-def known_keys(where: str, data: Mapping[str, Any], known: Iterable[str]) -> None:
-    """ValueError for a key of `data` that is not among those known."""
-    for key in data:
-        if key not in known:
-            raise ValueError(f"{where}{key}: unknown key; expected {', '.join(known)}")
 
 
 def _is_int(value: Any) -> TypeGuard[int]:
