@@ -22,7 +22,7 @@ from expertile.lab.operators import products
 from expertile.lab.operators._binds import compiled_for
 from expertile.lab.operators._plain import Weight, codes, fastest, scales
 from expertile.lab.operators._supports import load
-from expertile.lab.race.operator import Call, Workload
+from expertile.lab.race.operator import Call, Supports, Workload
 from expertile.ops.gathered_mm.activation import activate, split
 
 FILES = ("moe.so", "vllm/_moe_C_stable_libtorch.abi3.so")
@@ -40,19 +40,16 @@ UINT4_LESS_8 = _type_id(0, 4, 0, 8, 0, 1)
 E2M1 = _type_id(2, 1, 1, 0, 1, 0)
 
 
-def supports(w: Workload, device: Device) -> str | None:
-    return _supports(device, w["k"])
+def supports(*dims: str) -> Supports:
+    """Of products whose K are these dims."""
 
+    def why_not(w: Workload, device: Device) -> str | None:
+        if not device.at_least(8):
+            return "needs compute capability 8.0 or later"
+        odd = [w[k] for k in dims if w[k] % 64]
+        return f"K must be a multiple of 64, got {odd[0]}" if odd else None
 
-def supports_layer(w: Workload, device: Device) -> str | None:
-    return _supports(device, w["hidden"], w["intermediate"])
-
-
-def _supports(device: Device, *sizes_of_k: int) -> str | None:
-    if not device.at_least(8):
-        return "needs compute capability 8.0 or later"
-    odd = [k for k in sizes_of_k if k % 64]
-    return f"K must be a multiple of 64, got {odd[0]}" if odd else None
+    return why_not
 
 
 def repack(values: Tensor) -> Tensor:

@@ -161,12 +161,10 @@ def measure(
     backends: Sequence[str] = (),
     only: Sequence[str] = ("*",),
     batches: Sequence[int] = (1, 8, 64),
-    prefill: int = 8192,
-    layers: int | None = None,
 ) -> Iterator[Record]:
     """The records of a preset, each in `out_path` as soon as it is made; models one after another. `seconds`: of timing
-    for each workload; `backends`: some of BACKENDS; `only`: patterns of models' names; `layers`: fewer than the models
-    have. A CPU takes small models, and few tokens. ValueError without transformers 5.7."""
+    for each workload; `backends`: some of BACKENDS; `only`: patterns of models' names. A CPU takes small models, and
+    few tokens. ValueError without transformers 5.7."""
     try:
         models.register()
     except ImportError as error:
@@ -178,9 +176,7 @@ def measure(
     bench = Bench(preset, site, budget, chosen, capture_env(site.device), new_run_id())
     for plan in plans(preset, site.torch_device):
         if any(fnmatch(plan.name, pattern) for pattern in only):
-            if layers is not None:
-                plan = replace(plan, options={**plan.options, "num_hidden_layers": layers})
-            tokens = prefill if on_gpu else 32
+            tokens = 8192 if on_gpu else 32
             made = train(bench, plan, tokens) if preset == TRAIN else serve(bench, plan, batches, tokens)
             yield from kept(made, out_path)
             release(site.torch_device)

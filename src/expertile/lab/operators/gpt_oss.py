@@ -136,7 +136,7 @@ OPERATORS = (
                 tolerance=lambda w: (2.0**-5, 2.0**-4),
             ),
             Rival("triton_kernels", _triton, installed("triton_kernels", _triton_kernels.supports)),
-            Rival("marlin", _marlins, with_library(_marlin.FILES, _marlin.supports_layer)),
+            Rival("marlin", _marlins, with_library(_marlin.FILES, _marlin.supports("hidden", "intermediate"))),
         ),
         moe.tolerance,
     ),

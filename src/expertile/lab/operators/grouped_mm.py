@@ -15,7 +15,6 @@ from torch import Tensor
 
 from expertile.device import Device
 from expertile.lab.race.candidate_gate import CandidateGate, UserCandidates
-from expertile.lab.race.gate import Limits
 from expertile.lab.race.operands import free_memory, make_operands
 from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Workload
 from expertile.lab.race.record import DENSE
@@ -60,15 +59,15 @@ def rival_of(backend: Backend) -> Rival:
 
 def rivals_of(users: UserCandidates) -> tuple[Rival, ...]:
     """The functions given on the command line: judged in processes of their own, and loaded when they have passed."""
-    return tuple(_rival_of_user(name, gate) for name, gate in users.gates.items())
 
+    def rival(name: str, gate: CandidateGate) -> Rival:
+        def configs(w: Workload, device: Device) -> Iterable[Rival]:
+            assert gate.backend is not None
+            return (with_config(gate.backend, NoConfig()),)
 
-def _rival_of_user(name: str, gate: CandidateGate) -> Rival:
-    def configs(w: Workload, device: Device) -> Iterable[Rival]:
-        assert gate.backend is not None
-        return (with_config(gate.backend, NoConfig()),)
+        return Rival(name, _without_config, configs=configs, check=lambda w, seed: gate.check(_typed(w), seed))
 
-    return Rival(name, _without_config, configs=configs, check=lambda w, seed: gate.check(_typed(w), seed))
+    return tuple(rival(name, gate) for name, gate in users.gates.items())
 
 
 def with_config(backend: Backend, config: Any) -> Rival:
@@ -166,11 +165,10 @@ def _dense_reference(w: Workload, inputs: Inputs) -> Blocks:
     return reference_for(problem, Operands(left, right[None]), (left.shape[0],))
 
 
-def _dense_limits(w: Workload) -> Limits:
-    problem = _dense_problem(w)
-    return limits_of(problem, (problem.m,))
-
-
 _DENSE = Rival(
-    DENSE, _dense, reference=_dense_reference, work=lambda w: _dense_problem(w).work(), tolerance=_dense_limits
+    DENSE,
+    _dense,
+    reference=_dense_reference,
+    work=lambda w: _dense_problem(w).work(),
+    tolerance=lambda w: limits_of(_dense_problem(w), (_dense_problem(w).m,)),
 )

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.moe.permute import permutation
 from expertile.moe.rounding import round_groups
 from expertile.moe.router import RouterConfig, plan_of, route, select_backward
@@ -157,19 +157,15 @@ def _bytes(of_token: Callable[[int, int], int], of_expert: int = 0) -> Callable[
     return work
 
 
-def _exact(w: Workload) -> tuple[float, float]:
-    return 0.0, 0.0
+def _within(rel_error: float, max_error: float) -> Callable[[Workload], tuple[float, float]]:
+    return lambda w: (rel_error, max_error)
 
 
-def _float32(w: Workload) -> tuple[float, float]:
-    """An id that is one off exceeds it."""
-    return 1e-5, 1e-4
+def _ours(bind: Bind) -> Rival:
+    return Rival("expertile", bind, peer=False)
 
 
-def _rivals(ours: Callable[[Workload, Inputs], Call], *others: Rival) -> tuple[Rival, ...]:
-    return Rival("expertile", ours, peer=False), *others
-
-
+_EXACTLY, _FLOAT32 = _within(0.0, 0.0), _within(1e-5, 1e-4)  # an id that is one off exceeds either
 _ARGSORT = Rival(
     "torch.argsort",
     lambda w, inputs: lambda: (inputs[0].flatten().argsort(stable=True),),
@@ -184,40 +180,40 @@ OPERATORS = (
         lambda w, device, seed: (_logits(w, device, seed).topk(w["top_k"]).indices.int(),),
         _permutation_reference,
         _bytes(lambda e, k: 16 * k, 4),
-        _rivals(_permute, _ARGSORT),
-        _exact,
+        (_ours(_permute), _ARGSORT),
+        _EXACTLY,
     ),
     Operator(
         "moe_route",
         lambda w, device, seed: (_logits(w, device, seed),),
         _routing_reference,
         _bytes(lambda e, k: 2 * e + 8 * k),
-        _rivals(_routing(scores=False), _TOPK),
-        _float32,
+        (_ours(_routing(scores=False)), _TOPK),
+        _FLOAT32,
     ),
     Operator(
         "moe_route_scores",
         lambda w, device, seed: (_logits(w, device, seed),),
         lambda w, inputs: (*_routing_reference(w, inputs), torch.softmax(inputs[0].float(), 1)),
         _bytes(lambda e, k: 6 * e + 8 * k),
-        _rivals(_routing(scores=True)),
-        _float32,
+        (_ours(_routing(scores=True)),),
+        _FLOAT32,
     ),
     Operator(
         "moe_route_backward",
         _gradient_inputs,
         _backward_reference,
         _bytes(lambda e, k: 2 * e + 10 * k),
-        _rivals(_backward),
-        lambda w: (2.0**-8, 2.0**-6),
+        (_ours(_backward),),
+        _within(2.0**-8, 2.0**-6),
     ),
     Operator(
         "moe_round",
         _candidates,
         lambda w, inputs: (_rounded(w, *(t.cpu() for t in inputs)).to(inputs[0].device).double(),),
         _bytes(lambda e, k: 12 * (k + 1)),
-        _rivals(lambda w, inputs: lambda: (_rounded(w, *inputs),)),
-        _exact,
+        (_ours(lambda w, inputs: lambda: (_rounded(w, *inputs),)),),
+        _EXACTLY,
     ),
 )
 PRESETS = {"moe-routing": workloads}

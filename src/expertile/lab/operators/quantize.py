@@ -12,6 +12,7 @@ from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.lab.operators._binds import compiled_call
+from expertile.lab.operators._rows import random
 from expertile.lab.race.operator import Call, Operator, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_rms_norm, quantize_swiglu, quantize_weights
 from expertile.ragged import offs_from_sizes
@@ -26,12 +27,7 @@ _WEIGHTS = ((8, 4096, 7168), (8, 14336, 4096), (32, 7168, 2048), (128, 1536, 204
 
 
 def _inputs(w: Workload, device: torch.device, seed: int) -> tuple[Tensor, ...]:
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def make(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator).to(w.torch_dtype)
-
-    rows, cols = w["rows"], w["cols"]
+    make, rows, cols = random(w, device, seed), w["rows"], w["cols"]
     if w["what"] == "weights":
         return (make(w["groups"], rows, cols),)
     inputs: tuple[Tensor, ...] = (make(rows, 2 * cols if w["what"] in _SWIGLU else cols),)
@@ -78,22 +74,23 @@ def _parts(w: Workload, inputs: tuple[Tensor, ...]) -> tuple[str, Tensor, Tensor
     return w["what"], x, rest[0] if rest else None, offs
 
 
+def _results_nbytes(w: Workload) -> float:
+    """Values and scales, of a transposed copy also the ends of its groups."""
+    rows, cols, groups = w["rows"], w["cols"], w["groups"]
+    if w["what"] == "weights":
+        return groups * (rows * cols + 4.0 * -(-rows // 128) * -(-cols // 128))
+    nbytes = rows * cols + 4.0 * rows * -(-cols // 128)
+    if w["transposed"]:
+        nbytes += cols * ((rows + 127 * groups) // 128) * (128 + 4.0) + 4.0 * groups
+    return nbytes
+
+
 def _work(w: Workload) -> Work:
     """Largest magnitude, quotient and rounding of each element; each copy is quantised on its own."""
-    rows, cols, size = w["rows"], w["cols"], w.torch_dtype.itemsize
-    if w["what"] == "weights":
-        n = w["groups"] * rows * cols
-        blocks = w["groups"] * -(-rows // 128) * -(-cols // 128)
-        return Work(3.0 * n, n * (size + 1.0) + 4.0 * blocks)
-    n = rows * cols
-    read = n * (2 if w["what"] in _SWIGLU else 1) + (cols if w["what"] == "rms_norm" else 0)
-    written = n + 4.0 * rows * -(-cols // 128)
-    copies = 1
-    if w["transposed"]:
-        room = (rows + 127 * w["groups"]) // 128
-        written += cols * room * (128 + 4.0) + 8.0 * w["groups"]
-        copies = 2
-    return Work(3.0 * n * copies, read * size + written)
+    elements = w["rows"] * w["cols"] * (w["groups"] if w["what"] == "weights" else 1)
+    read = elements * (2 if w["what"] in _SWIGLU else 1) + (w["cols"] if w["what"] == "rms_norm" else 0)
+    offs = 4.0 * w["groups"] if w["transposed"] else 0.0
+    return Work(3.0 * elements * (1 + w["transposed"]), read * w.torch_dtype.itemsize + offs + _results_nbytes(w))
 
 
 def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
@@ -121,13 +118,7 @@ def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
 
 def _allocated(w: Workload) -> float:
     """The results; a norm with a transposed copy also keeps its rstd."""
-    work, inputs = _work(w), w["rows"] * w["cols"] * w.torch_dtype.itemsize
-    if w["what"] == "weights":
-        return work.nbytes - w["groups"] * inputs
-    inputs *= 2 if w["what"] in _SWIGLU else 1
-    if w["what"] == "rms_norm":
-        inputs += w["cols"] * w.torch_dtype.itemsize - (4 * w["rows"] if w["transposed"] else 0)
-    return work.nbytes - inputs - (4.0 * w["groups"] if w["transposed"] else 0.0)
+    return _results_nbytes(w) + (4.0 * w["rows"] if w["what"] == "rms_norm" and w["transposed"] else 0.0)
 
 
 def _workload(what: str, groups: int, rows: int, cols: int, transposed: bool = False, dtype: str = "bf16") -> Workload:

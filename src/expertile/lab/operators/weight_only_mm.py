@@ -153,7 +153,7 @@ def _products(
 
 _HUMMING = Rival("humming", _theirs(_humming.bind), installed("humming", _humming.supports))
 _PEERS = (
-    Rival("marlin", _theirs(_marlin.bind), with_library(_marlin.FILES, _marlin.supports)),
+    Rival("marlin", _theirs(_marlin.bind), with_library(_marlin.FILES, _marlin.supports("k"))),
     Rival("triton_kernels", _theirs(_triton_kernels.bind), installed("triton_kernels", _triton_kernels.supports)),
 )
 

@@ -127,8 +127,9 @@ def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int =
 
 def _drawn(
     routing: Routing, tokens: int, num_experts: int, top_k: int, seed: int
-) -> tuple[NDArray[np.int64] | None, _Choices, np.random.Generator]:
-    """Rows of each expert, or the choices in chunks of tokens; and the generator after that."""
+) -> tuple[NDArray[np.int64] | None, Sequence[NDArray[np.int32]], np.random.Generator]:
+    """Rows of each expert, or the choices in chunks of tokens, each token's largest scores; and the generator after
+    that."""
     if tokens < 0:
         raise ValueError(f"tokens: expected 0 or more, got {tokens}")
     if num_experts < 1:
@@ -138,7 +139,12 @@ def _drawn(
     distribution, rng = _DISTRIBUTIONS[routing.name], np.random.default_rng(seed)
     if distribution.counts is not None:
         return distribution.counts(rng, tokens, num_experts, top_k, *routing.args), (), rng
-    return None, distribution.choices(rng, tokens, num_experts, top_k, *routing.args), rng
+    prior = distribution.prior(rng, num_experts, top_k, *routing.args)
+    chunks = []
+    for start in range(0, tokens, _CHUNK):
+        scores = prior + distribution.noise(rng, (min(_CHUNK, tokens - start), num_experts), *routing.args)
+        chunks.append(np.argpartition(-scores, top_k - 1, axis=1)[:, :top_k].astype(np.int32))
+    return None, chunks, rng
 
 
 def _spread(counts: NDArray[np.int64], tokens: int, top_k: int) -> NDArray[np.int32]:
@@ -171,58 +177,34 @@ def _one_expert(rng: np.random.Generator, tokens: int, num_experts: int, top_k: 
     return counts
 
 
-_Choices = Sequence[NDArray[np.int32]]
-
-
-def _uniform(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> _Choices:
-    return _gumbel_topk(rng, np.zeros(num_experts), tokens, top_k)
-
-
-def _zipf(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, s: float) -> _Choices:
-    return _gumbel_topk(rng, -s * np.log(rng.permutation(num_experts) + 1), tokens, top_k)
-
-
-def _skewed(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int, s: float, sigma: float) -> _Choices:
-    prior = -s * np.log(np.arange(1, num_experts + 1))
-    return _largest(prior, lambda shape: sigma * rng.standard_normal(shape), tokens, top_k)
-
-
-def _half_empty(rng: np.random.Generator, tokens: int, num_experts: int, top_k: int) -> _Choices:
-    used = max((num_experts + 1) // 2, top_k)
-    log_p = np.where(rng.permutation(num_experts) < used, 0.0, -np.inf)
-    return _gumbel_topk(rng, log_p, tokens, top_k)
-
-
-def _gumbel_topk(rng: np.random.Generator, log_p: NDArray[np.float64], tokens: int, top_k: int) -> _Choices:
-    return _largest(log_p, lambda shape: rng.gumbel(size=shape), tokens, top_k)
-
-
-def _largest(
-    prior: NDArray[np.float64], noise: Callable[[tuple[int, int]], NDArray[np.float64]], tokens: int, top_k: int
-) -> _Choices:
-    """For each token the `top_k` largest of prior + noise, in chunks of tokens."""
-    chunks = []
-    for start in range(0, tokens, _CHUNK):
-        scores = prior + noise((min(_CHUNK, tokens - start), len(prior)))
-        chunks.append(np.argpartition(-scores, top_k - 1, axis=1)[:, :top_k].astype(np.int32))
-    return chunks
-
-
 @dataclass(frozen=True)
 class _Distribution:
-    """Either exact counts, or choices token by token. `parameters`: name, default, least, most."""
+    """Exact `counts` of (generator, tokens, experts, top-k); or choices token by token: the top-k of `prior` [experts],
+    of (generator, experts, top-k), plus `noise` [tokens, experts], of (generator, shape). All of them also take the
+    values of `parameters`: name, default, least, most."""
 
     parameters: tuple[tuple[str, float, float, float], ...] = ()
     counts: Callable[..., NDArray[np.int64]] | None = None
-    choices: Callable[..., _Choices] = _uniform
+    prior: Callable[..., NDArray[np.float64]] = lambda rng, experts, top_k: np.zeros(experts)
+    noise: Callable[..., NDArray[np.float64]] = lambda rng, shape, *args: rng.gumbel(size=shape)
 
 
 _DISTRIBUTIONS = {
     "balanced": _Distribution(counts=_balanced),
-    "uniform": _Distribution(choices=_uniform),
+    "uniform": _Distribution(),
     "uneven": _Distribution((("d", 0.15, 0.0, 1.0),), counts=_uneven),
-    "zipf": _Distribution((("s", 1.0, 0.0, 10.0),), choices=_zipf),
-    "skewed": _Distribution((("s", 1.0, 0.0, 10.0), ("sigma", 0.5, 0.0, 100.0)), choices=_skewed),
+    "zipf": _Distribution(
+        (("s", 1.0, 0.0, 10.0),), prior=lambda rng, experts, top_k, s: -s * np.log(rng.permutation(experts) + 1)
+    ),
+    "skewed": _Distribution(
+        (("s", 1.0, 0.0, 10.0), ("sigma", 0.5, 0.0, 100.0)),
+        prior=lambda rng, experts, top_k, s, sigma: -s * np.log(np.arange(1, experts + 1)),
+        noise=lambda rng, shape, s, sigma: sigma * rng.standard_normal(shape),
+    ),
     "one-expert": _Distribution(counts=_one_expert),
-    "half-empty": _Distribution(choices=_half_empty),
+    "half-empty": _Distribution(
+        prior=lambda rng, experts, top_k: np.where(
+            rng.permutation(experts) < max((experts + 1) // 2, top_k), 0.0, -np.inf
+        )
+    ),
 }
