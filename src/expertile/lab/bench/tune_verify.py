@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import torch
 
@@ -135,7 +136,7 @@ def summary(found: Sequence[Verdict], worst: int = 10) -> list[str]:
     if not found:
         return ["auto: nothing was measured"]
     kept = sum(v.share >= PROMISE for v in found)
-    mean = math.exp(sum(math.log(max(v.share, 1e-3)) for v in found) / len(found))
+    mean = geometric_mean(max(v.share, 1e-3) for v in found)
     lines = [
         f"auto is at {PROMISE:.2f} or more of the best on {kept} of {len(found)} problems ({kept / len(found):.1%}); "
         f"geometric mean {mean:.4f}, worst {found[0].share:.3f}"

@@ -16,14 +16,16 @@ now is a regression.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 
 from expertile.lab.measure.stats import WIDE
 from expertile.lab.race.record import BASELINES, SECONDS, TOKENS_PER_S, Record
@@ -124,26 +126,14 @@ def _label(row: Row) -> str:
 
 
 def _wide_table(rows: Sequence[Row]) -> Table:
-    table = Table("workload", "dtype", "backend", "policy", box=None, pad_edge=False)
-    for column in ("old", "new", "raw", "speed-up", "95 %"):
-        table.add_column(column, justify="right")
-    table.add_column("by")
-    table.add_column("verdict")
+    figures = (Column(name, justify="right") for name in ("old", "new", "raw", "speed-up", "95 %"))
+    table = Table("workload", "dtype", "backend", "policy", *figures, "by", "verdict", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(
-            escape(row.workload),
-            row.dtype,
-            escape(row.backend),
-            row.policy,
-            _value(row.metric, row.old),
-            _value(row.metric, row.new),
-            _ratio(row.raw_speedup),
-            _ratio(row.speedup),
-            _interval(row),
-            row.normalised_by,
-            escape(f"{row.verdict}: {row.reason}" if row.reason else row.verdict),
-            style=_style(row),
-        )
+        old, new, speedup, interval = _figures(row)
+        figures_of = (old, new, _ratio(row.raw_speedup), speedup, interval)
+        verdict = escape(f"{row.verdict}: {row.reason}" if row.reason else row.verdict)
+        place = (escape(row.workload), row.dtype, escape(row.backend), row.policy)
+        table.add_row(*place, *figures_of, row.normalised_by, verdict, style=_style(row))
     return table
 
 
@@ -156,20 +146,14 @@ def _narrow_table(rows: Sequence[Row]) -> Table:
     table.add_column("verdict", ratio=1, overflow="fold")
     for row in rows:
         by = f" (by {row.normalised_by})" if row.normalised_by else ""
-        table.add_row(
-            f"  {escape(row.backend)}",
-            _value(row.metric, row.old),
-            _value(row.metric, row.new),
-            _ratio(row.speedup),
-            _interval(row),
-            row.verdict + by,
-            style=_style(row),
-        )
+        table.add_row(f"  {escape(row.backend)}", *_figures(row), row.verdict + by, style=_style(row))
     return table
 
 
-def _interval(row: Row) -> str:
-    return f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
+def _figures(row: Row) -> tuple[str, str, str, str]:
+    """Old, new, speed-up and its interval."""
+    interval = f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
+    return _value(row.metric, row.old), _value(row.metric, row.new), _ratio(row.speedup), interval
 
 
 def _style(row: Row) -> str:
@@ -179,16 +163,14 @@ def _style(row: Row) -> str:
 def _summary(rows: Sequence[Row]) -> str:
     if not rows:
         return "no rows to compare"
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.verdict] = counts.get(row.verdict, 0) + (not row.alone)
+    counts = Counter(row.verdict for row in rows if not row.alone)
     order = ("faster", "slower", "tie", "inconclusive", "broken", "missing", "fixed", "new", "untimed")
-    parts = ", ".join(f"{counts[v]} {v}" for v in order if counts.get(v)) or "nothing that both measured"
+    parts = ", ".join(f"{counts[v]} {v}" for v in order if counts[v]) or "nothing that both measured"
     timed = [r.speedup for r in rows if r.speedup and r.backend not in BASELINES]
-    mean = math.exp(math.fsum(map(math.log, timed)) / len(timed)) if timed else None
+    mean = f"; geometric mean speed-up {geometric_mean(timed):.3f} over {len(timed)} rows" if timed else ""
     regressions = sum(r.regression for r in rows)
     verdict = f"{regressions} regression{'s' if regressions != 1 else ''}" if regressions else "no regression"
-    return f"{verdict}: {parts}" + (f"; geometric mean speed-up {mean:.3f} over {len(timed)} rows" if mean else "")
+    return f"{verdict}: {parts}{mean}"
 
 
 def _timed(before: Record, after: Record, old: Records, new: Records, min_effect: float) -> Row:
