@@ -20,7 +20,7 @@ class Nvml:
         return 0x4 | 0x1
 
     def nvmlSystemGetDriverVersion(self):
-        return b"580.10"
+        return "580.10"
 
 
 def test_reading_in_the_units_of_a_record(monkeypatch):

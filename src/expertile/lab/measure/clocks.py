@@ -72,11 +72,9 @@ def clock_reader(device: torch.device) -> ClockReader:
 def driver_version() -> str | None:
     """The NVIDIA driver's version, or None without one."""
     try:
-        nvml = _nvml()
-        version = nvml.nvmlSystemGetDriverVersion()
+        return str(_nvml().nvmlSystemGetDriverVersion())
     except Exception:
         return None
-    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def _nvml() -> Any:
@@ -93,10 +91,7 @@ def _handle(device: torch.device) -> tuple[Any, Any]:
     uuid = str(torch.cuda.get_device_properties(index).uuid)
     # By UUID, because NVML's indices ignore CUDA_VISIBLE_DEVICES.
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(name), nvml
-    except TypeError:
-        return nvml.nvmlDeviceGetHandleByUUID(name.encode()), nvml
+    return nvml.nvmlDeviceGetHandleByUUID(name), nvml
 
 
 def _read(nvml: Any, handle: Any) -> Clocks:

@@ -4,7 +4,7 @@ workload's shapes alone, as if nothing else had ever been compiled."""
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
@@ -32,6 +32,17 @@ def several(fn: Callable[..., Any], *dims: str) -> Bind:
         return lambda: tuple(fn(*given))
 
     return bind
+
+
+def with_gradients(run: Callable[[], torch.Tensor], leaves: Sequence[torch.Tensor], dy: torch.Tensor) -> Call:
+    """Calls `run()`: what it gives, and from `dy` the gradients of `leaves`."""
+
+    def call() -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            out = run()
+            return (out.detach(), *torch.autograd.grad(out, leaves, dy))
+
+    return call
 
 
 def imported(module: str, name: str, call: Callable[..., Any], how: Callable[..., Bind] = one) -> Bind:

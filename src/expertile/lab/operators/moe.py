@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from expertile.lab.operators._binds import with_gradients
 from expertile.lab.operators._moe_rivals import WAYS, Way, dense, dense_reference, dense_work, interleaved
 from expertile.lab.operators.products import REAL_MODELS
 from expertile.lab.race.gate import full_precision
@@ -215,13 +216,7 @@ def _binding(way: Way, w: Workload, inputs: Inputs) -> Call:
 def _training(way: Way, w: Workload, inputs: Inputs) -> Call:
     *tensors, dy = inputs
     leaves = tuple(t.detach().requires_grad_() for t in way.arrange(tuple(tensors)))
-    run = way.make(w, leaves)
-
-    def call() -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            out = run()
-            return (out.detach(), *torch.autograd.grad(out, leaves, dy))
-
+    call = with_gradients(way.make(w, leaves), leaves, dy)
     if way.compiles:
         call()
     return call

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expertile.lab.operators._binds import with_gradients
 from expertile.lab.operators._models import Plan
 from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
@@ -193,27 +194,17 @@ def _bind(experts: Any, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
     if not dy:
         return lambda: (experts(x, ids, weights),)
     leaves = (x.detach().requires_grad_(), weights.detach().requires_grad_(), *experts.parameters())
-
-    def call() -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            out = experts(leaves[0], ids, leaves[1])
-            return (out.detach(), *torch.autograd.grad(out, leaves, dy[0]))
-
-    return call
+    return with_gradients(lambda: experts(leaves[0], ids, leaves[1]), leaves, dy[0])
 
 
 def workload(layer: Layer, case: Case) -> Workload:
     """The call that a case makes of a layer."""
     hidden, intermediate, experts = layer.sizes
-    dims: tuple[tuple[str, int | str], ...] = (
-        ("model", layer.model.name),
-        ("tokens", case.tokens),
-        ("hidden", hidden),
-        ("intermediate", intermediate),
-        ("experts", experts),
-        ("top_k", layer.experts.config.num_experts_per_tok),
-    )
-    return Workload(name(layer.model, case), "transformers", "experts_train" if case.both else "experts", dims, "bf16")
+    sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts}
+    top_k = layer.experts.config.num_experts_per_tok
+    dims: dict[str, Any] = {"model": layer.model.name, "tokens": case.tokens, **sizes, "top_k": top_k}
+    op = "experts_train" if case.both else "experts"
+    return Workload(name(layer.model, case), "transformers", op, tuple(dims.items()), "bf16")
 
 
 def name(model: Plan, case: Case) -> str:
