@@ -7,7 +7,7 @@ bfloat16: of routing the weights, of the permutation each expert's rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -133,51 +133,53 @@ def _bind(w: Workload, inputs: Inputs) -> Call:
 
 def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     """What the stage must give, in float32: rows in the order of the experts, each expert's in that of the tokens."""
-    x, router, gate_up, down, dy = inputs
-    stage, top_k, experts = w["stage"], w["top_k"], w["experts"]
     with full_precision():
-        logits = x.float() @ router.float().t()
-        best = logits.topk(top_k)
-        weights = torch.softmax(best.values, 1)
-        order = best.indices.flatten().argsort(stable=True)
-        rows, ends = order // top_k, best.indices.flatten().bincount(minlength=experts).cumsum(0)
-        if stage in ("router linear", "route", "permutation"):
-            early = {"router linear": (logits,), "route": (weights,), "permutation": (ends.double(), rows.double())}
-            return early[stage]
-        spans = list(zip([0, *ends.tolist()[:-1]], ends.tolist(), strict=True))
+        return next(found for stage, found in _references(inputs, w["top_k"]) if stage == w["stage"])
 
-        def grouped(a: Tensor, b: Tensor) -> Tensor:
-            return torch.cat([a[i:j] @ b[e].float() for e, (i, j) in enumerate(spans)])
 
-        def wgrad(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-            return (torch.stack([a[i:j].t() @ b[i:j] for i, j in spans]),)
+def _references(inputs: Inputs, top_k: int) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Stage after stage, each computed when it is asked for."""
+    x, router, gate_up, down, dy = inputs
+    logits = x.float() @ router.float().t()
+    best = logits.topk(top_k)
+    weights = torch.softmax(best.values, 1)
+    order = best.indices.flatten().argsort(stable=True)
+    rows, ends = order // top_k, best.indices.flatten().bincount(minlength=router.shape[0]).cumsum(0)
+    yield "router linear", (logits,)
+    yield "route", (weights,)
+    yield "permutation", (ends.double(), rows.double())
+    spans = list(zip([0, *ends.tolist()[:-1]], ends.tolist(), strict=True))
 
-        def of_tokens(of_rows: Tensor) -> tuple[Tensor, ...]:
-            return (torch.zeros(x.shape, device=x.device).index_add_(0, rows, of_rows),)
+    def grouped(a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a[i:j] @ b[e].float() for e, (i, j) in enumerate(spans)])
 
-        xs, weight = x[rows].float(), weights.flatten()[order, None]
-        pre = grouped(xs, gate_up.transpose(1, 2))
-        gate, up = pre.chunk(2, 1)
-        sigmoid = torch.sigmoid(gate)
-        act = gate * sigmoid * up
-        if stage.startswith("up+act"):
-            return (act, pre) if "keeps" in stage else (act,)
-        if stage in ("down", "combine"):
-            y = grouped(act, down.transpose(1, 2))
-            return (y,) if stage == "down" else of_tokens(weight * y)
-        dys = dy[rows].float()
-        if stage == "B order dy":
-            return (dys,)
-        if stage == "B wgrad down":
-            return wgrad(dys, weight * act)
-        dact = weight * grouped(dys, down)
-        dpre = torch.cat((dact * up * sigmoid * (1 + gate * (1 - sigmoid)), dact * gate * sigmoid), 1)
-        if stage == "B gated_backward":
-            return dpre, weight * act
-        if stage == "B wgrad up":
-            return wgrad(dpre, xs)
-        dx_rows = grouped(dpre, gate_up)
-        return (dx_rows,) if stage == "B dgrad" else of_tokens(dx_rows)
+    def wgrad(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([a[i:j].t() @ b[i:j] for i, j in spans])
+
+    def of_tokens(of_rows: Tensor) -> Tensor:
+        return torch.zeros(x.shape, device=x.device).index_add_(0, rows, of_rows)
+
+    xs, weight = x[rows].float(), weights.flatten()[order, None]
+    pre = grouped(xs, gate_up.transpose(1, 2))
+    gate, up = pre.chunk(2, 1)
+    sigmoid = torch.sigmoid(gate)
+    act = gate * sigmoid * up
+    yield "up+act (keeps pre)", (act, pre)
+    yield "up+act (infer)", (act,)
+    y = grouped(act, down.transpose(1, 2))
+    yield "down", (y,)
+    yield "combine", (of_tokens(weight * y),)
+    del y
+    dys = dy[rows].float()
+    yield "B order dy", (dys,)
+    dact = weight * grouped(dys, down)
+    dpre = torch.cat((dact * up * sigmoid * (1 + gate * (1 - sigmoid)), dact * gate * sigmoid), 1)
+    yield "B gated_backward", (dpre, weight * act)
+    yield "B wgrad down", (wgrad(dys, weight * act),)
+    yield "B wgrad up", (wgrad(dpre, xs),)
+    dx_rows = grouped(dpre, gate_up)
+    yield "B dgrad", (dx_rows,)
+    yield "B combine", (of_tokens(dx_rows),)
 
 
 def stage_works(size: moe.Size) -> dict[str, Work]:
