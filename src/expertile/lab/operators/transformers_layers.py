@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from expertile.lab.operators._binds import with_gradients
-from expertile.lab.operators._models import Plan
+from expertile.lab.operators._models import Plan, build, named_experts
 from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
 from expertile.lab.race.operator import ROUNDOFF, Operator, Rival, Workload
@@ -65,6 +65,7 @@ MODELS = (  # config.json of each on Hugging Face; what is not named here has no
         "gpt-oss-120b",
         "GptOss",
         dict(hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4),
+        attention="eager",
     ),
 )
 
@@ -105,24 +106,12 @@ class Layer:
         return other
 
 
-def make_layer(model: Plan, device: torch.device, seed: int = 0) -> Layer:
-    """Weights have the variance 1 / inputs, so that every intermediate is of the order of 1, and biases 0.01."""
-    import transformers
-
-    config = getattr(transformers, f"{model.family}Config")(num_hidden_layers=1, vocab_size=32, **model.options)
-    with torch.device("meta"):
-        whole = getattr(transformers, f"{model.family}Model")._from_config(config, dtype=torch.bfloat16)
-    name = next(name for name, _ in whole.named_modules() if name.endswith(".experts"))
-    block = whole.get_submodule(name.rpartition(".")[0]).to_empty(device=device).eval()
-    generator = torch.Generator(device).manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in block.named_parameters():
-            transposed = block.experts.is_transposed and parameter.dim() == 3
-            spread = 0.1 if name.endswith("bias") else parameter.shape[-2 if transposed else -1] ** -0.5
-            parameter.normal_(0, spread, generator=generator)
-        for buffer in block.buffers():
-            buffer.zero_()
-    return Layer(model, block, block.experts)
+def make_layer(plan: Plan, device: torch.device, seed: int = 0) -> Layer:
+    """Of a model with one layer and random weights."""
+    one = replace(plan, options={**plan.options, "num_hidden_layers": 1, "vocab_size": 32})
+    model = build(one, device, seed)
+    ((name, experts),) = named_experts(model)
+    return Layer(plan, model.get_submodule(name.rpartition(".")[0]), experts)
 
 
 class _Reached(Exception):
