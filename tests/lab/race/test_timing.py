@@ -10,6 +10,7 @@ from expertile.device import Device
 from expertile.lab.measure.interleaved import Budget, Failure, Measurement
 from expertile.lab.operators.grouped_mm import grouped_mm
 from expertile.lab.race.case import Candidate, Case, Site
+from expertile.lab.race.operator import Verdict
 from expertile.lab.race.timing import pick_configs, time_on_sets
 from expertile.lab.race.workloads import ragged_m
 from expertile.roofline import Work
@@ -79,7 +80,7 @@ def test_all_ways_of_a_baseline_go_on():
 
 def test_what_is_not_ready_stays_as_it_is():
     wrong, captured = (
-        replace(sleeper("a", 0.0), bind=None, status="wrong"),
+        replace(sleeper("a", 0.0), bind=None, verdict=Verdict(False, 1.0, 1.0, "off")),
         replace(sleeper("b", 0.0), policies=("graph",)),
     )
     assert time_on_sets([wrong, captured], SETS, "eager", CPU, Budget()) == [wrong, captured]

@@ -182,14 +182,14 @@ class _Session:
         self._tell("workload", case.workload)
         reason = self.dead or case.workload.unsupported or self._too_large(case)
         if reason:
-            yield from self._reasons(case, missing, "unsupported", reason)
+            yield from self._reasons(case, missing, Failure("limit", reason))
             return
         try:
             candidates = self._candidates(case, {name for name, _ in missing})
         except Exception as error:
             failure = failure_of(error, self.device)
             self.dead = failure.reason if failure.kind == "fatal" else ""
-            yield from self._reasons(case, missing, failure.status, failure.reason)
+            yield from self._reasons(case, missing, failure)
             return
         finally:
             release(self.device)
@@ -259,15 +259,14 @@ class _Session:
         unmeasured = f"not measured: {why}"
         return case.record(candidate, policy, limit, env=self.env, run=self.run_id, unmeasured=unmeasured)
 
-    def _reasons(self, case: Case, missing: set[tuple[str, str]], status: str, reason: str) -> Iterator[Record]:
-        """One record with `reason` for each candidate that was to run."""
+    def _reasons(self, case: Case, missing: set[tuple[str, str]], why: Failure) -> Iterator[Record]:
+        """One record for each candidate that was to run."""
         self.total -= sum(1 for name, _ in missing if name in BASELINES)
         limit = self._reached(case.work, case.dtype_key)
         for policy in self.policies:
             for name in case.names:
                 if (name, policy) in missing and name not in BASELINES:
-                    absent = Candidate(name, case.work, status=status, reason=reason)
-                    yield self._emit(self._record(case, policy, absent, limit))
+                    yield self._emit(self._record(case, policy, Candidate(name, case.work, verdict=why), limit))
 
     def _too_large(self, case: Case) -> str:
         need, free = case.memory_needed, free_memory(self.device)

@@ -35,8 +35,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a candidate has no time. `kind`: "memory", "capture" (CUDA refuses to hold it in a graph), "error", "fatal"
-    when it took the device down with it, or "stranded" when another one did."""
+    """Why a candidate has no time. `kind`: "memory", "capture" (CUDA refuses to hold it in a graph), "limit" (its own),
+    "error", "fatal" when it took the device down with it, or "stranded" when another one did."""
 
     kind: str
     reason: str

@@ -12,7 +12,7 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.measure.env import Env
-from expertile.lab.measure.interleaved import Measurement, Outcome, failure_of, release
+from expertile.lab.measure.interleaved import Failure, Measurement, Outcome, failure_of, release
 from expertile.lab.measure.timers import POLICIES, sets_for
 from expertile.lab.race.baselines import COPIES, Copy, copy_work
 from expertile.lab.race.gate import judge
@@ -48,18 +48,15 @@ class Site:
 class Candidate:
     """A row of the table: ready to be timed, timed, or the reason why it has no time. `bind(inputs, policy)` makes one
     call under one of `policies`. `config` is what the record shows; with `sizes_on_host` a call in a graph is given the
-    group sizes. `tried`: the configs of which it was the fastest."""
+    group sizes. `verdict`: what the gate found, or why there was nothing to judge; None before it. `tried`: the configs
+    of which it was the fastest."""
 
     name: str
     work: Work
     config: Mapping[str, Any] = field(default_factory=dict)
     bind: Callable[[Any, str], Callable[[], Any]] | None = None
     sizes_on_host: bool = False
-    rel_error: float | None = None
-    max_error: float | None = None
-    status: str = "ok"
-    reason: str = ""
-    fatal: bool = False
+    verdict: Verdict | Failure | None = None
     policies: tuple[str, ...] = POLICIES
     tried: int = 0
     outcome: Outcome | None = None
@@ -77,12 +74,23 @@ class Candidate:
         sizes = {"sizes": "host"} if self.sizes_on_host and policy == "graph" else {}
         return {**self.config, **sizes, **({"tried": self.tried} if self.tried else {})}
 
-    def judged(self, verdict: Verdict) -> Candidate:
-        """With its errors; without a call to time where the result is wrong or there is none."""
-        rel, worst = (x if math.isfinite(x) else None for x in (verdict.rel_error, verdict.max_error))
-        seen = replace(self, rel_error=rel, max_error=worst)
-        status = "wrong" if verdict.checked else "failed"
-        return seen if verdict.ok else replace(seen, bind=None, status=status, reason=verdict.reason)
+    def judged(self, verdict: Verdict | Failure) -> Candidate:
+        """With its verdict; without a call to time where the result is wrong or there is none."""
+        return replace(self, verdict=verdict, bind=self.bind if verdict.status == "ok" else None)
+
+    @property
+    def status(self) -> str:
+        """As a record calls it, before it is timed."""
+        return "ok" if self.verdict is None else self.verdict.status
+
+    @property
+    def reason(self) -> str:
+        return "" if self.verdict is None else self.verdict.reason
+
+    @property
+    def fatal(self) -> bool:
+        """Whether it took the device down."""
+        return isinstance(self.verdict, Failure) and self.verdict.kind == "fatal"
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,7 @@ class Case:
     def failed(self, name: str, error: Exception) -> Candidate:
         """One that raised `error` in the gate."""
         failure = failure_of(error, self.site.torch_device)
-        reason = f"in the gate: {failure.reason}"
-        return Candidate(name, self.work, status=failure.status, reason=reason, fatal=failure.kind == "fatal")
+        return Candidate(name, self.work, verdict=replace(failure, reason=f"in the gate: {failure.reason}"))
 
     def record(
         self, candidate: Candidate, policy: str, limit: Bound, *, env: Env, run: str, unmeasured: str = "not measured"
@@ -163,11 +170,8 @@ class Case:
             work=candidate.work,
             limit=limit,
             outcome=candidate.outcome,
-            status=candidate.status,
-            reason=candidate.reason,
+            verdict=candidate.verdict,
             unmeasured=unmeasured,
-            rel_error=candidate.rel_error,
-            max_error=candidate.max_error,
             env=env,
             run=run,
         )
@@ -189,7 +193,7 @@ class Case:
             yield self.failed(rival.name, error)
             return
         if reason is not None:
-            yield Candidate(rival.name, work, status="unsupported", reason=reason)
+            yield Candidate(rival.name, work, verdict=Failure("limit", reason))
             return
         for index, one in enumerate(several):
             candidate = self._bound(one, work)

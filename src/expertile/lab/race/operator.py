@@ -107,6 +107,11 @@ class Verdict:
     reason: str = ""
     checked: float = 1.0
 
+    @property
+    def status(self) -> str:
+        """How a record calls it: "failed" where there was no result to compare."""
+        return "ok" if self.ok else "wrong" if self.checked else "failed"
+
 
 # One block of a result: where it lies, and what it must be.
 Part = tuple[tuple[Any, ...], Tensor]

@@ -182,7 +182,7 @@ def measured(
     `outcome` decides where that passed. `unmeasured`: the reason of a right backend without an outcome; `fields`: other
     keys."""
     if verdict is not None:
-        status, reason = getattr(verdict, "status", "ok" if getattr(verdict, "ok", False) else "wrong"), verdict.reason
+        status, reason = verdict.status, verdict.reason
         fields |= {key: getattr(verdict, key, None) for key in ("rel_error", "max_error")}
     value = ci95 = None
     from expertile.lab.measure.interleaved import Measurement
