@@ -59,14 +59,10 @@ def _ids(routing: str, tokens: int, experts: int, top_k: int) -> NDArray[np.int3
 
 
 @lru_cache(maxsize=512)
-def _used(routing: str, tokens: int, experts: int, top_k: int) -> int:
-    return len(np.unique(_ids(routing, tokens, experts, top_k)))
-
-
 def used(w: Workload) -> int:
     """Experts that have tokens."""
     t, _, _, e, k = size(w)
-    return _used(w["routing"], t, e, k)
+    return len(np.unique(_ids(w["routing"], t, e, k)))
 
 
 def tokens_and_router(w: Workload, device: torch.device, seed: int) -> Inputs:
