@@ -73,6 +73,16 @@ def test_screening_keeps_the_default_and_a_faster_other(seconds, kept):
     assert [c.tried for c in keep] == ([0, 3, 0] if len(kept) == 2 else [0, 0])
 
 
+def test_screening_leaves_what_is_not_ready_its_record():
+    wrong = replace(sleeper("a", 0.002), bind=None, verdict=Verdict(False, 1.0, 1.0, "off"))
+    keep = pick_configs([sleeper("a", 0.004), wrong, sleeper("a", 0.0), sleeper("a", 0.008)], SETS, "eager", CPU)
+    assert [(c.config["seconds"], c.status, c.tried) for c in keep] == [
+        (0.004, "ok", 0),
+        (0.002, "wrong", 0),
+        (0.0, "ok", 3),
+    ]
+
+
 def test_all_ways_of_a_baseline_go_on():
     ways = [sleeper("copy", 0.004), sleeper("copy", 0.0)]
     assert pick_configs(ways, SETS, "eager", CPU) == ways

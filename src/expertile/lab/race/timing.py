@@ -42,20 +42,22 @@ def pick_configs(
     candidates: Sequence[Candidate], sets: Sequence[Any], policy: str, torch_device: torch.device
 ) -> list[Candidate]:
     """Screen candidates that share a name (configs of one backend) in a short measurement. Returns those that go on:
-    the default (the first) of each name, the fastest other where that is faster, and baselines in all their ways."""
+    the default (the first) of each name, the fastest other where that is faster, baselines in all their ways, and what
+    is not ready: a record says why."""
     keep: list[Candidate] = []
     for name in dict.fromkeys(c.name for c in candidates):
         group = [c for c in candidates if c.name == name]
-        if len(group) == 1 or name in BASELINES:
+        ready = [c for c in group if c.ready(policy)]
+        if len(ready) < 2 or name in BASELINES:
             keep += group
             continue
-        budget = Budget(_SCREENING_S * len(group), min_rounds=5, max_rounds=9, rel_ci=0.02)
-        times = [c.time_s for c in time_on_sets(group, sets, policy, torch_device, budget)]
+        budget = Budget(_SCREENING_S * len(ready), min_rounds=5, max_rounds=9, rel_ci=0.02)
+        times = [c.time_s for c in time_on_sets(ready, sets, policy, torch_device, budget)]
         release(torch_device)
         best = times.index(min(times))
-        keep.append(group[0])
-        if best:
-            keep.append(replace(group[best], tried=len(group)))
+        slower = [c for i, c in enumerate(ready) if i not in (0, best)]
+        faster = ready[best] if best else None
+        keep += [replace(c, tried=len(ready)) if c is faster else c for c in group if not any(c is s for s in slower)]
     return keep
 
 
