@@ -50,11 +50,11 @@ class GroupedWorkload(Workload):
         dims = ("layout", "groups", "m", "n", "k", "group_sizes", "a_layout", "b_layout", "routing")
         values = {**{d: getattr(self, d) for d in dims}, "layout": self.layout.value}
         object.__setattr__(self, "dims", tuple(values.items()))
-        super().__post_init__()
         where = f"workload {self.name!r}: "
         for key, known in (("dtype", DTYPES), ("a_layout", A_LAYOUTS), ("b_layout", B_LAYOUTS)):
             if getattr(self, key) not in known:
                 raise ValueError(f"{where}{key}: expected one of {', '.join(known)}, got {getattr(self, key)!r}")
+        super().__post_init__()
         if not self.group_sizes:
             raise ValueError(f"{where}group_sizes: expected at least one group, got none")
         for g, size in enumerate(self.group_sizes):
