@@ -47,13 +47,13 @@ def test_dense_has_the_flops_and_copy_the_bytes(workload):
 @pytest.mark.parametrize("copy", COPIES, ids=lambda c: c.way)
 @pytest.mark.parametrize("nbytes", [8.0, 1001.0, 4096.0])
 def test_every_way_to_copy_really_moves_the_bytes(copy, nbytes):
-    run = copy.run(nbytes, torch.device("cpu"))
-    first, kept = run(None), run(None)
+    call = copy.call(nbytes, torch.device("cpu"))
+    first, kept = call(), call()
     assert 2 * first.nbytes == copy_work(nbytes).nbytes and nbytes <= copy_work(nbytes).nbytes < nbytes + 8
     assert torch.equal(first, kept) and first.data_ptr() != kept.data_ptr()
     assert first.view(torch.float32).isfinite().all() and first.any()
     out = torch.zeros_like(first)
-    assert run(out) is out and torch.equal(out, first)
+    assert copy.move(first, out) is out and torch.equal(out, first)
 
 
 def test_a_copy_that_leaves_a_word_out_is_wrong():

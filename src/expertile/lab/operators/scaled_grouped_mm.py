@@ -24,8 +24,8 @@ from expertile.device import Device
 from expertile.formats.fp8 import E4M3_MAX, dequantize
 from expertile.lab.operators import _deep_gemm, products
 from expertile.lab.operators._supports import installed
-from expertile.lab.race.baselines import DENSE
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.record import DENSE
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.quantize.api import quantize_activations, quantize_weights
 from expertile.ops.quantize.launch import scales_like

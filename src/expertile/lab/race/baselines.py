@@ -14,10 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from expertile.lab.race.operator import Verdict
-from expertile.lab.race.record import DENSE as DENSE
 from expertile.roofline import Work
-
-Run = Callable[[torch.Tensor | None], torch.Tensor]  # out or None -> result
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,10 @@ class Copy:
     way: str
     move: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def run(self, nbytes: float, device: torch.device) -> Run:
-        """A copy that reads and writes `nbytes` bytes together, into `out` or fresh memory."""
+    def call(self, nbytes: float, device: torch.device) -> Callable[[], torch.Tensor]:
+        """A copy that reads and writes `nbytes` bytes together, into fresh memory."""
         source = _random_words(nbytes, device)
-        return lambda out: self.move(source, torch.empty_like(source) if out is None else out)
+        return lambda: self.move(source, torch.empty_like(source))
 
     def check(self, nbytes: float, device: torch.device) -> Verdict:
         """Whether it copies, over other words than those to be copied."""

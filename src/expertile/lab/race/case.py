@@ -231,16 +231,12 @@ class Case:
     def _copy(self, copy: Copy) -> Candidate:
         nbytes, device = self.work.nbytes, self.site.torch_device
         work = copy_work(nbytes)
-
-        def bind(inputs: Inputs, policy: str) -> Callable[[], Any]:
-            run = copy.run(nbytes, device)
-            return lambda: run(None)
-
         try:
             verdict = copy.check(nbytes, device)
         except Exception as error:
             return replace(self.failed(COPY, error), work=work)
-        return Candidate(COPY, work, {"way": copy.way}, bind).judged(verdict)
+        ready = Candidate(COPY, work, {"way": copy.way}, lambda inputs, policy: copy.call(nbytes, device))
+        return ready.judged(verdict)
 
 
 def set_count(set_nbytes: int, site: Site) -> int:
