@@ -149,8 +149,8 @@ def test_a_rival_that_no_graph_can_hold_is_timed_eagerly_alone(monkeypatch):
     monkeypatch.setattr(timing, "time_interleaved", lambda calls, **how: real(calls, **how | {"policy": "eager"}))
     settings = run_module._Session.__init__
 
-    def with_graph(self, policies, *rest):
-        settings(self, ("graph", "eager"), *rest)
+    def with_graph(self, **fields):
+        settings(self, **fields | {"policies": ("graph", "eager")})
 
     monkeypatch.setattr(run_module._Session, "__init__", with_graph)
     found = {(r.backend, r.policy): r for r in records(rival("a", right), rival("syncs", right, graph=False))}

@@ -117,23 +117,24 @@ def run(
     run_id, held = resumed(path, env) if resume and path is not None else (new_run_id(), [])
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
-    return _Session(
-        tuple(policies),
-        site,
-        path,
-        quick,
-        tune_configs,
-        seconds,
-        rounds,
-        run_id,
-        env,
-        secrets.randbits(31) if seed is None else seed,
-        {r.key for r in held},
-        on_event or (lambda event: None),
-    ).records(cases, users)
+    session = _Session(
+        policies=tuple(policies),
+        site=site,
+        out_path=path,
+        quick=quick,
+        tune_configs=tune_configs,
+        seconds=seconds,
+        rounds=rounds,
+        run_id=run_id,
+        env=env,
+        seed=secrets.randbits(31) if seed is None else seed,
+        finished={r.key for r in held},
+        on_event=on_event or (lambda event: None),
+    )
+    return session.records(cases, users)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Session:
     """One run in progress: how to run (see `run`), what is finished, what remains, and where to report it."""
 
@@ -151,7 +152,7 @@ class _Session:
     on_event: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self.device, self.facts = self.site.torch_device, self.site.device  # by which bounds are reckoned
+        self.device, self.facts = self.site.torch_device, self.site.device  # facts: by which bounds are reckoned
         self.started, self.done, self.total = time.monotonic(), 0, 0
         self.dead = ""  # why the device can no longer be used
 
@@ -220,7 +221,8 @@ class _Session:
         """`rows` with the outcomes of those that are ready, without configs that are not worth a full measurement."""
 
         def tell(index: int, medians: Mapping[str, float]) -> None:
-            self._tell("round", case.workload, policy=policy, text=str(index), medians=_rivals(medians))
+            rivals = {name: seconds for name, seconds in medians.items() if name not in BASELINES}
+            self._tell("round", case.workload, policy=policy, text=str(index), medians=rivals)
 
         try:
             sets = case.input_sets(self.seed)
@@ -309,11 +311,6 @@ def _without_slower_ways(rows: Sequence[Candidate]) -> list[Candidate]:
     ways = [[c for c in rows if c.name == name] for name in BASELINES]
     best = [min(group, key=lambda c: c.time_s) for group in ways if group]
     return [c for c in rows if c.name not in BASELINES or any(c is b for b in best)]
-
-
-def _rivals(medians: Mapping[str, float]) -> dict[str, float]:
-    """Without the baselines, which no rival has to beat."""
-    return {name: seconds for name, seconds in medians.items() if name not in BASELINES}
 
 
 def _key(workload: Workload, backend: str, policy: str) -> tuple[str, ...]:
