@@ -107,7 +107,7 @@ def _bars(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
             x = value(contest, row)
             if x is None:
                 continue
-            mark = marks.setdefault(row.backend, dots(row.backend, *looks[row.backend]) | {"kind": "bar", "text": []})
+            mark = marks.setdefault(row.backend, new_mark("bar", row.backend, looks[row.backend]) | {"text": []})
             add(mark, x, y, row)
             mark["text"].append(f"{short(row.backend, 22)}  {percent(x)}")
             _interval(mark, x, row)
@@ -146,7 +146,7 @@ def _dots(contests: Sequence[Contest], value: Callable[[Contest, Row], float | N
             if row.is_baseline:
                 lights[row.backend].append((x, _dot_y(index)))
                 continue
-            mark = marks.setdefault(row.backend, dots(row.backend, *looks[row.backend]))
+            mark = marks.setdefault(row.backend, new_mark("dots", row.backend, looks[row.backend]))
             add(mark, x, _dot_y(index), row)
             _interval(mark, x, row, of_time)
     strokes = [_strokes(name, points) for name, points in lights.items() if points]
@@ -165,16 +165,21 @@ def _dot_y(index: int) -> float:
     return _PITCH * index + 0.9
 
 
-def dots(backend: str, colour: str, symbol: str) -> Figure:
+def new_mark(kind: str, backend: str, look: tuple[str, str]) -> Figure:
     """A mark without points yet, in the backend's colour and marker."""
-    return {"kind": "dots", "backend": backend, "colour": colour, "symbol": symbol, "x": [], "y": [], "rows": []}
+    return {"kind": kind, "backend": backend, "colour": look[0], "symbol": look[1], "x": [], "y": []}
 
 
-def add(mark: Figure, x: float, y: float, row: Row) -> None:
-    """Adds the point of a record."""
+def add(mark: Figure, x: float, y: float, tip: Row | str) -> None:
+    """Adds a point, whose tooltip tells a record or is a note."""
     mark["x"].append(x)
     mark["y"].append(y)
-    mark["rows"].append(row)
+    mark.setdefault("rows" if isinstance(tip, Row) else "notes", []).append(tip)
+
+
+def two_axes(x: Figure, y: Figure, marks: Sequence[Figure], labels: Sequence[Figure] = (), height: int = 320) -> Figure:
+    """A figure of two axes."""
+    return {"height": height, "x": x, "y": y, "marks": marks, "labels": labels}
 
 
 def line(name: str, points: Sequence[tuple[float, float] | None]) -> Figure:

@@ -7,7 +7,7 @@ from statistics import median
 
 from expertile.device import Device, find_in_text
 from expertile.lab.report.contest import Contest, Run
-from expertile.lab.report.figures import Figure, add, dots, line, log_axis, row_label
+from expertile.lab.report.figures import Figure, add, line, log_axis, new_mark, row_label, two_axes
 from expertile.lab.report.palette import look, styles
 from expertile.lab.report.rows import Row, by, fixed_routing
 from expertile.lab.report.units import byte_rate, flop_rate, micros, short
@@ -20,25 +20,21 @@ def roofline_figure(run: Run, contests: Sequence[Contest]) -> Figure | None:
     """TFLOP/s over FLOP per byte, with the roofs the records were judged by (Williams, Waterman, Patterson, "Roofline",
     CACM 52(4), 2009). None where nothing was timed."""
     points = [
-        (contest, row, row.flops / row.nbytes, row.tflops)
+        (row, row.flops / row.nbytes, row.tflops)
         for contest in contests
         for row in contest.rows
         if row.timed and row.flops and row.nbytes and row.tflops and row.backend != "copy"
     ]
     if not points:
         return None
-    marks = _marks((row.backend for _, row, _, _ in points), [(row, x, y) for _, row, x, y in points])
+    marks = _marks("dots", (row.backend for row, _, _ in points), points)
     compute, memory = roofs(run)
-    xs, ys = [x for _, _, x, _ in points], [y for _, _, _, y in points]
+    xs, ys = [x for _, x, _ in points], [y for _, _, y in points]
     left, right = min(xs) / 1.8, max(xs) * 1.8
     lines, labels = _roof_lines(compute, memory, left, right)
-    return {
-        "height": 440,
-        "x": log_axis([left, right], "FLOP per byte (logarithmic)"),
-        "y": log_axis([*ys, *compute.values()], "TFLOP/s (logarithmic)"),
-        "marks": [*lines, *marks],
-        "labels": labels,
-    }
+    across = log_axis([left, right], "FLOP per byte (logarithmic)")
+    up = log_axis([*ys, *compute.values()], "TFLOP/s (logarithmic)")
+    return two_axes(across, up, [*lines, *marks], labels, height=440)
 
 
 def roofs(run: Run) -> tuple[dict[str, float], float | None]:
@@ -72,10 +68,11 @@ def growth_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
     )
     found: dict[str, Figure] = {}
     for (op, dtype, moves), members in by(own, lambda c: (c.sample.op, c.sample.dtype, c.sample.moves)).items():
-        if len({_size(contest, moves) for contest in members}) >= _LEAST_POINTS:
+        sized = sorted(((_size(contest, moves), contest) for contest in members), key=lambda member: member[0])
+        if len({size for size, _ in sized}) >= _LEAST_POINTS:
             title = f"{op}, {dtype}"
-            found[title if title not in found else f"{title}, {'memory' if moves else 'compute'}"] = _growth(
-                sorted(members, key=lambda contest: _size(contest, moves)), moves
+            found[title if title not in found else f"{title}, {'memory' if moves else 'compute'}"] = _rates(
+                sized, "MB moved" if moves else "GFLOP", moves, "dots"
             )
     return found
 
@@ -83,30 +80,6 @@ def growth_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
 def _size(contest: Contest, moves: bool) -> float:
     """MB that a call moves, or GFLOP that it computes."""
     return (contest.sample.nbytes or 0.0) / 1e6 if moves else (contest.sample.flops or 0.0) / 1e9
-
-
-def _growth(members: Sequence[Contest], moves: bool) -> Figure:
-    every = [(contest, row) for contest in members for row in contest.rows]
-    points = [(row, _size(contest, moves), row.gbps if moves else row.tflops) for contest, row in every if row.timed]
-    marks = _marks((row.backend for _, row in every), points)
-    sizes = [(_size(contest, moves), contest.sample.bound_s) for contest in members]
-    bounds = [(size, size / 1e3 / bound_s) for size, bound_s in sizes if bound_s]  # MB -> GB/s, GFLOP -> TFLOP/s
-    what, unit = ("MB moved", "GB/s") if moves else ("GFLOP", "TFLOP/s")
-    return _over([size for size, _ in sizes], what, unit, bounds, marks)
-
-
-def _over(
-    xs: Sequence[float], what: str, unit: str, bounds: Sequence[tuple[float, float]], marks: Sequence[Figure]
-) -> Figure:
-    """Rates over sizes, with the bound as a line."""
-    values = [y for mark in marks for y in mark["y"]] + [y for _, y in bounds]
-    return {
-        "height": 320,
-        "x": log_axis(xs, f"{what} (logarithmic)"),
-        "y": log_axis(values, f"{unit} (logarithmic)"),
-        "marks": [*([line("bound", bounds)] if bounds else []), *marks],
-        "labels": [],
-    }
 
 
 def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
@@ -130,17 +103,24 @@ def scaling_figures(contests: Sequence[Contest]) -> dict[str, Figure]:
         ]
         routing = [fixed_routing(str(sample.shape["routing"]))] if sample.shape.get("routing") else []
         title = ", ".join([sample.dtype, *sizes, *routing])
-        found[title if title not in found else f"{title} ({len(found) + 1})"] = _scaling(members)
+        found[title if title not in found else f"{title} ({len(found) + 1})"] = _rates(
+            members, "rows in all", False, "curve"
+        )
     return found
 
 
-def _scaling(members: Sequence[tuple[int, Contest]]) -> Figure:
-    every = [(tokens, row) for tokens, contest in members for row in contest.rows]
-    points = [(row, tokens, row.tflops) for tokens, row in every if row.timed and row.backend != "copy"]
-    marks = _marks((row.backend for _, row in every), points, "curve")
-    samples = [(tokens, contest.sample) for tokens, contest in members]
-    bound = [(tokens, s.flops / s.bound_s / 1e12) for tokens, s in samples if s.bound_s and s.flops]
-    return _over([tokens for tokens, _ in members], "rows in all", "TFLOP/s", bound, marks)
+def _rates(members: Sequence[tuple[float, Contest]], what: str, moves: bool, kind: str) -> Figure:
+    """Rates of contests over their sizes, called `what`, with the bound as a line: GB/s, or TFLOP/s unless `moves`."""
+    every = [(size, row) for size, contest in members for row in contest.rows if moves or row.backend != "copy"]
+    points = [(row, size, row.gbps if moves else row.tflops) for size, row in every if row.timed]
+    marks = _marks(kind, (row.backend for _, row in every), points)
+    samples = [(size, contest.sample) for size, contest in members]
+    amounts = [(size, s.nbytes / 1e9 if moves else s.flops / 1e12, s.bound_s) for size, s in samples]
+    bounds = [(size, amount / bound_s) for size, amount, bound_s in amounts if amount and bound_s]
+    rates = [y for mark in marks for y in mark["y"]] + [y for _, y in bounds]
+    across = log_axis([size for size, _ in members], f"{what} (logarithmic)")
+    up = log_axis(rates, f"{'GB/s' if moves else 'TFLOP/s'} (logarithmic)")
+    return two_axes(across, up, [*([line("bound", bounds)] if bounds else []), *marks])
 
 
 def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figure | None:
@@ -153,34 +133,29 @@ def launch_figure(costs: Mapping[str, Sequence[tuple[Contest, float]]]) -> Figur
     marks, labels, values = [], [], []
     for index, name in enumerate(names):
         y = 2.2 * index + 0.9
-        xs = [max(cost * 1e6, _LEAST_COST_US) for _, cost in costs[name]]
-        notes = [f"{name}\n{contest.label}\neager − graph {micros(cost)} µs" for contest, cost in costs[name]]
-        mark = dots(name, *looks[name]) | {"x": xs, "y": [y] * len(xs), "notes": notes}
-        del mark["rows"]
+        mark = new_mark("dots", name, looks[name])
+        for contest, cost in costs[name]:
+            note = f"{name}\n{contest.label}\neager − graph {micros(cost)} µs"
+            add(mark, max(cost * 1e6, _LEAST_COST_US), y, note)
         middle = median(cost for _, cost in costs[name])
         at = max(middle * 1e6, _LEAST_COST_US)
         stroke = line("dense", [(at, y - 0.5), (at, y + 0.5)]) | {"backend": name}
         marks += [mark, stroke]
-        values += xs
+        values += mark["x"]
         labels.append(row_label(2.2 * index, f"{short(name, 24)}: median {micros(middle)} µs"))
     axis = log_axis([_LEAST_COST_US, *values], "eager − graph, µs per call (logarithmic)") | {"top": True}
     axis["ticks"] = [[at, f"≤{text}" if at == _LEAST_COST_US else text] for at, text in axis["ticks"]]
-    return {
-        "height": len(names) * 44 + 64,
-        "x": axis,
-        "y": {"range": [2.2 * len(names) - 0.4, -0.7]},
-        "marks": marks,
-        "labels": labels,
-    }
+    lines: Figure = {"range": [2.2 * len(names) - 0.4, -0.7]}
+    return two_axes(axis, lines, marks, labels, height=len(names) * 44 + 64)
 
 
-def _marks(names: Iterable[str], points: Iterable[tuple[Row, float, float | None]], kind: str = "dots") -> list[Figure]:
+def _marks(kind: str, names: Iterable[str], points: Iterable[tuple[Row, float, float | None]]) -> list[Figure]:
     """A mark for each backend of the points (record, x, y) that have a y; `names` are all backends of the chart."""
     looks = styles(names)
     marks: dict[str, Figure] = {}
     for row, x, y in points:
         if y:
-            mark = marks.setdefault(row.backend, dots(row.backend, *look(looks, row.backend)) | {"kind": kind})
+            mark = marks.setdefault(row.backend, new_mark(kind, row.backend, look(looks, row.backend)))
             add(mark, x, y, row)
     return list(marks.values())
 

@@ -81,7 +81,7 @@ def charted(
 def _packed(figures: sections.Figures) -> str:
     """What the script draws: records as texts, charts and markers, as compressed JSON in base64."""
     data = {
-        "columns": sections.COLUMNS,
+        "columns": [(name, kind) for name, kind, _ in sections.COLUMNS],
         "rows": figures.lines,
         "figures": [_plain(figure, figures.places) for figure in figures.items],
         "markers": outlines(),

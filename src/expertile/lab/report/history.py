@@ -15,7 +15,7 @@ from rich.text import Text
 
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import BASELINES, SECONDS, Record, read
-from expertile.lab.report.figures import Figure, dots, log_axis
+from expertile.lab.report.figures import Figure, add, log_axis, new_mark, two_axes
 from expertile.lab.report.frame import charted
 from expertile.lab.report.palette import look, styles
 from expertile.lab.report.rows import by
@@ -171,23 +171,15 @@ def _figure(s: Series) -> Figure:
     looks = styles(s.records)
     marks, values = [], []
     for name, held in s.records.items():
-        mark: Figure = dots(name, *look(looks, name)) | {"kind": "curve", "notes": []}
-        del mark["rows"]
+        mark = new_mark("curve", name, look(looks, name))
         for place, (record, (day, commit, run)) in enumerate(zip(held, s.runs, strict=True)):
             value = _value(record)
             if value is None or record is None:
                 continue
-            mark["x"].append(place)
-            mark["y"].append(value)
             values.append(value)
             when = f"{day[:16].replace('T', ' ')}, run {run}{f', commit {commit}' if commit else ''}"
-            mark["notes"].append(f"{name}\n{when}\n{significant(value)} {s.unit}")
+            add(mark, place, value, f"{name}\n{when}\n{significant(value)} {s.unit}")
         marks.append(mark)
     ticks = [[place, commit[:7] or day[:10]] for place, (day, commit, _) in enumerate(s.runs)]
-    return {
-        "height": 320,
-        "x": {"range": [-0.3, len(s.runs) - 0.7], "ticks": ticks, "title": "run"},
-        "y": log_axis(values, f"{s.unit} (logarithmic)"),
-        "marks": marks,
-        "labels": [],
-    }
+    runs: Figure = {"range": [-0.3, len(s.runs) - 0.7], "ticks": ticks, "title": "run"}
+    return two_axes(runs, log_axis(values, f"{s.unit} (logarithmic)"), marks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from expertile.lab.race.memory import FORMULA
 from expertile.lab.race.record import PEAK_BYTES, Record
-from expertile.lab.report.figures import Figure, dots, line, log_axis
+from expertile.lab.report.figures import Figure, add, line, log_axis, new_mark, two_axes
 from expertile.lab.report.rows import by
 from expertile.lab.report.units import cell, significant
 
@@ -77,18 +77,11 @@ def figure(chart: MemoryChart, looks: Mapping[str, tuple[str, str]]) -> Figure:
         if formula:
             marks.append(line("bound", formula) | {"backend": backend, "colour": looks[backend][0], "dash": "dot"})
         if found:
-            notes = [f"{backend}\n{chart.x} {x:g}\n{significant(y)} MiB" for x, y in found]
-            points = {"kind": "curve", "x": [x for x, _ in found], "y": [y for _, y in found], "notes": notes}
-            marks.append(dots(backend, *looks[backend]) | points)
-            del marks[-1]["rows"]
-    values = [y for mark in marks for y in mark["y"]]
-    return {
-        "height": 320,
-        "x": log_axis([x for mark in marks for x in mark["x"]], f"{chart.x} (logarithmic)"),
-        "y": log_axis(values, "MiB (logarithmic)"),
-        "marks": marks,
-        "labels": [],
-    }
+            marks.append(new_mark("curve", backend, looks[backend]))
+            for x, y in found:
+                add(marks[-1], x, y, f"{backend}\n{chart.x} {x:g}\n{significant(y)} MiB")
+    xs, ys = ([value for mark in marks for value in mark[axis]] for axis in "xy")
+    return two_axes(log_axis(xs, f"{chart.x} (logarithmic)"), log_axis(ys, "MiB (logarithmic)"), marks)
 
 
 def sentences(chart: MemoryChart) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean, median
 from typing import Any
@@ -24,25 +24,25 @@ from expertile.lab.report.units import MISSING, error, micros, percent, rate, sh
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
 _LISTED_GROUPS = 64
-COLUMNS = (
-    ("Workload", ""),
-    ("Backend", ""),
-    ("Policy", ""),
-    ("µs", "num"),
-    ("95 %", "num"),
-    ("Rate", "num"),
-    ("Of bound", "num"),
-    ("Limited by", ""),
-    ("Standing", "num"),
-    ("Status", ""),
-    ("Relative error", "num"),
-    ("Largest error", "num"),
-    ("Config", ""),
-    ("Shape", ""),
-    ("Rows of each group", ""),
-    ("Reason", ""),
+COLUMNS: tuple[tuple[str, str, Callable[[Contest, Row], str]], ...] = (
+    ("Workload", "", lambda contest, row: contest.label),
+    ("Backend", "", lambda contest, row: row.backend),
+    ("Policy", "", lambda contest, row: row.policy),
+    ("µs", "num", lambda contest, row: micros(row.time_s)),
+    ("95 %", "num", lambda contest, row: spread(row)),
+    ("Rate", "num", lambda contest, row: rate(row)),
+    ("Of bound", "num", lambda contest, row: percent(contest.share(row))),
+    ("Limited by", "", lambda contest, row: row.limiter if row.timed else MISSING),
+    ("Standing", "num", standing),
+    ("Status", "", lambda contest, row: row.status),
+    ("Relative error", "num", lambda contest, row: error(row.rel_error)),
+    ("Largest error", "num", lambda contest, row: error(row.max_error)),
+    ("Config", "", lambda contest, row: config_text(row.config) or MISSING),
+    ("Shape", "", lambda contest, row: shape_text(row.shape)),
+    ("Rows of each group", "", lambda contest, row: _sizes(row)),
+    ("Reason", "", lambda contest, row: row.reason),
 )
-"""Names of a record's texts on the page, and whether they are numbers."""
+"""What the page tells of a record: name, "num" for numbers, and the text."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def of_run(run: Run, anchor: str, figures: Figures, label: str) -> dict[str, Any
         "count": len(run.rows),
     }
     places = {(contest.sample.work, contest.policy): contest for contest in run.contests}
-    figures.lines += [_record(row, places[row.work, row.policy]) for row in run.rows]
+    figures.lines += [_texts(places[row.work, row.policy], row) for row in run.rows]
     return shown
 
 
@@ -148,27 +148,9 @@ def memory(charts: Sequence[MemoryChart], figures: Figures, names: Sequence[str]
     return found
 
 
-def _record(row: Row, contest: Contest) -> list[str]:
+def _texts(contest: Contest, row: Row) -> list[str]:
     """The texts of `COLUMNS`, and whether it is a baseline."""
-    return [
-        contest.label,
-        row.backend,
-        row.policy,
-        micros(row.time_s),
-        spread(row),
-        rate(row),
-        percent(contest.share(row)),
-        row.limiter if row.timed else MISSING,
-        standing(contest, row),
-        row.status,
-        error(row.rel_error),
-        error(row.max_error),
-        config_text(row.config) or MISSING,
-        shape_text(row.shape),
-        _sizes(row),
-        row.reason,
-        "baseline" if row.is_baseline else "",
-    ]
+    return [*(text(contest, row) for _, _, text in COLUMNS), "baseline" if row.is_baseline else ""]
 
 
 def _sizes(row: Row) -> str:
