@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from expertile.moe import MoE
-from tools.fuzz_batch_invariance import FORMS, PER_POOL, bits, configs, fuzz
+from tools.batch_invariance.configs import configs
+from tools.batch_invariance.fuzz import FORMS, PER_POOL, bits, fuzz
 
 
 @pytest.mark.parametrize("number", range(len(FORMS)), ids=[f.name for f in FORMS])

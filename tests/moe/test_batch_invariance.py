@@ -1,5 +1,6 @@
 """batch_invariant=True: a token's bits in every batch, with any neighbours and on any number of ranks."""
 
+import json
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -16,7 +17,8 @@ from expertile.moe.router import RouterConfig, route
 from expertile.ops.any_weight import grouped_mm
 from tests.moe import parallel_worker
 from tests.moe.test_parallel import outcome_of
-from tools.fuzz_batch_invariance import FORMS, PER_POOL, Fuzz, bits, fuzz
+from tools.batch_invariance.__main__ import main
+from tools.batch_invariance.fuzz import FORMS, PER_POOL, Cases, bits, fuzz
 
 H, I, E, K = 40, 24, 8, 3
 LAYERS = {
@@ -182,8 +184,27 @@ def test_fuzz_sees_every_form_and_finds_what_differs():
     for number in range(len(FORMS)):
         result = fuzz(torch.device("cpu"), True, number * PER_POOL, 8, 60.0)
         assert result["cases"] == 8 and not result["failures"] and not result["errors"], result
-    run = Fuzz(torch.device("cpu"), True)
-    run.turn_to(0)
-    run.out[5, 3] ^= 1  # one bit of one token
-    found = [run.case(n) for n in range(40)]
+    cases = Cases(0, torch.device("cpu"), True)
+    cases.out[5, 3] ^= 1  # one bit of one token
+    found = [cases.case(n) for n in range(40)]
     assert any(int(wrong) for _, wrong in found) and not all(int(wrong) for _, wrong in found)
+
+
+def test_the_tool_writes_what_it_found(tmp_path):
+    words = [
+        "--device",
+        "cpu",
+        "--cases",
+        "3",
+        "--first",
+        "498",
+        "--rounds",
+        "3",
+        "--out",
+        str(tmp_path / "found.json"),
+    ]
+    assert main(words) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["configs"] and all(line["differing"] == 0 for line in found["configs"])
+    assert (found["fuzz"]["cases"], found["fuzz"]["pools"], found["fuzz"]["num_failures"]) == (3, 2, 0)
+    assert all(line["ratio"] > 0 and line["rounds"] == 3 for line in found["cost"])
