@@ -16,7 +16,7 @@ from expertile.lab.report import sections
 from expertile.lab.report.palette import styles, theme_css
 from expertile.lab.report.rows import Row
 from expertile.lab.report.svg import outlines
-from expertile.lab.report.units import micros, plural
+from expertile.lab.report.units import micros, plural, sentence_case
 
 _POLICY_BUTTONS = (
     ("graph", "CUDA graph", "times of a call replayed from a CUDA graph: what the GPU takes"),
@@ -38,7 +38,7 @@ def _templates() -> Environment:
     found = Environment(
         loader=PackageLoader("expertile.lab.report", "assets"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    found.filters |= {"micros": micros, "plural": plural, "sentence_case": sections.sentence_case}
+    found.filters |= {"micros": micros, "plural": plural, "sentence_case": sentence_case}
     return found
 
 

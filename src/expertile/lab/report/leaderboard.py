@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean, geometric_mean
 
 from rich.table import Table
 from rich.text import Text
@@ -88,35 +89,24 @@ def _scores(contests: Sequence[Contest]) -> tuple[Score, ...]:
         place += 1
         before = next((other for other in reversed(ranked) if other.rank), None)
         overlap = before and before.ci95 and score.ci95 and score.ci95[1] >= before.ci95[0]
-        rank = before.rank if before and overlap else place
-        ranked.append(Score(**{**vars(score), "rank": rank}))
+        ranked.append(replace(score, rank=before.rank if before and overlap else place))
     return tuple(ranked)
 
 
 def _score(name: str, contests: Sequence[Contest]) -> Score:
-    ratios, squares, shares, missing = [], 0.0, [], Counter[str]()
-    for contest in contests:
-        row, best = contest.of(name), contest.ranked[0]
-        if row is None or not row.timed:
-            missing["not measured" if row is None else row.status] += 1
-            continue
-        ratios.append(math.log(best.seconds / row.seconds))
-        squares += 0.0 if row is best else _half(row) ** 2 + _half(best) ** 2
-        shares.append(row.share)
-    if not ratios:
-        return Score(name, None, None, None, None, 0, len(contests), missing)
-    mean, half = math.fsum(ratios) / len(ratios), math.sqrt(squares) / len(ratios)
-    known = [math.log(share) for share in shares if share]
-    return Score(
-        name,
-        None,
-        math.exp(mean),
-        (math.exp(mean - half), min(1.0, math.exp(mean + half))),
-        math.exp(math.fsum(known) / len(known)) if len(known) == len(shares) else None,
-        len(ratios),
-        len(contests),
-        missing,
-    )
+    pairs = [(contest.of(name), contest.ranked[0]) for contest in contests]
+    timed = [(row, best) for row, best in pairs if row and row.timed]
+    missing = Counter("not measured" if row is None else row.status for row, _ in pairs if not (row and row.timed))
+    score = Score(name, None, None, None, None, len(timed), len(contests), missing)
+    if not timed:
+        return score
+    mean = fmean(math.log(best.seconds / row.seconds) for row, best in timed)
+    squares = sum(_half(row) ** 2 + _half(best) ** 2 for row, best in timed if row is not best)
+    half = math.sqrt(squares) / len(timed)
+    interval = math.exp(mean - half), min(1.0, math.exp(mean + half))
+    shares = [row.share for row, _ in timed if row.share]
+    share = geometric_mean(shares) if len(shares) == len(timed) else None
+    return replace(score, speed=math.exp(mean), ci95=interval, share=share)
 
 
 def _half(row: Row) -> float:

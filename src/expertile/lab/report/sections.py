@@ -20,7 +20,7 @@ from expertile.lab.report.memory import figure as memory_figure
 from expertile.lab.report.memory import sentences as memory_sentences
 from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import POLICY_NAMES, Row, config_text, shape_text
-from expertile.lab.report.units import MISSING, error, micros, percent, rate, short, significant, spread
+from expertile.lab.report.units import MISSING, error, micros, percent, rate, sentence_case, short, significant, spread
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
 _LISTED_GROUPS = 64
@@ -226,10 +226,6 @@ def _mean(contests: Sequence[Contest], name: str, bounded: bool) -> tuple[str, s
 
 def _breakable(name: str) -> str:
     return escape(short(name, 28)).replace("_", Markup("_<wbr>"))
-
-
-def sentence_case(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _values(rows: Sequence[Row], name: str) -> str:

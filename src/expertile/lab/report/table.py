@@ -20,17 +20,12 @@ from expertile.lab.report.verdict import failures, nowhere, unable
 _NAME_WIDTH = 23
 _COLUMNS = (("µs", 10), ("rate", 12), ("bound", 6), ("× best", 6))
 _PANEL_WIDTH = sum(width + 1 for _, width in _COLUMNS)
-_LEADS = {False: "bold green", True: "yellow"}
 _LIGHT = {"dense": "same rows with one weight", "copy": "same bytes moved"}
 _STATUS_STYLES = {"wrong": "bold red", "failed": "red", "refused": "yellow", "unsupported": "dim"}
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One group of columns: the contests of the run under one policy, by workload name."""
-
-    title: str
-    contests: dict[str, Contest]
+# One group of columns: the name of a policy, and the contests of the run under it by workload name.
+_Panel = tuple[str, dict[str, Contest]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,10 @@ class ResultTable:
             yield Text("No records.")
         fit = max(1, (options.max_width - _NAME_WIDTH - 1) // _PANEL_WIDTH)
         for run in self.runs:
-            panels = _panels(run)
+            panels = [
+                (POLICY_NAMES.get(policy, policy), {contest.label: contest for contest in run.contests_of(policy)})
+                for policy in run.policies
+            ]
             yield Text(f"{run.device} · {run.day} · run {run.name}", style="bold")
             for first in range(0, len(panels), fit):
                 yield from _grid(run, panels[first : first + fit])
@@ -92,20 +90,13 @@ def matching(run: Run, shipped: Sequence[Run]) -> list[tuple[Run, str, dict[str,
     return found
 
 
-def _panels(run: Run) -> list[_Panel]:
-    return [
-        _Panel(POLICY_NAMES.get(policy, policy), {contest.label: contest for contest in run.contests_of(policy)})
-        for policy in run.policies
-    ]
-
-
 def _grid(run: Run, panels: Sequence[_Panel]) -> Iterable[Text | Table]:
     """A heading, then per workload its name across the whole width and a table of fixed columns, so that they align."""
     titles = Table.grid(padding=(0, 1, 0, 0))
     titles.add_column(width=_NAME_WIDTH)
     for _ in panels:
         titles.add_column(width=_PANEL_WIDTH - 1)
-    titles.add_row("", *(Text(panel.title, style="bold") for panel in panels))
+    titles.add_row("", *(Text(title, style="bold") for title, _ in panels))
     yield titles
     headings = _columns(panels)
     headings.add_row(
@@ -113,7 +104,7 @@ def _grid(run: Run, panels: Sequence[_Panel]) -> Iterable[Text | Table]:
     )
     yield headings
     for label in run.workloads:
-        shown = [panel.contests.get(label) for panel in panels]
+        shown = [contests.get(label) for _, contests in panels]
         present = [contest for contest in shown if contest]
         if not present:
             continue
@@ -167,12 +158,10 @@ def _times_best(contest: Contest, row: Row) -> Text:
     ratio = times(contest.times_best(row)).rstrip("×")
     if row.is_baseline:
         return Text(ratio, style="dim")
-    if row in contest.leaders and len(contest.ranked) > 1:
-        return Text(
-            f"{'?' if contest.inconclusive else '='}{ratio}" if len(contest.leaders) > 1 else ratio,
-            style=_LEADS[contest.inconclusive],
-        )
-    return Text(ratio)
+    if row not in contest.leaders or len(contest.ranked) == 1:
+        return Text(ratio)
+    shared = "" if len(contest.leaders) == 1 else "?" if contest.inconclusive else "="
+    return Text(shared + ratio, style="yellow" if contest.inconclusive else "bold green")
 
 
 def _notes(run: Run, width: int) -> Iterable[Text]:

@@ -90,6 +90,10 @@ def listed(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
+def sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip(" .…") + "…"
 

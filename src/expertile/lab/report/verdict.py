@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import geometric_mean, median
 
 from expertile.lab.measure.cpu import QUOTA
 from expertile.lab.measure.stats import WIDE, too_wide
 from expertile.lab.race.record import Record
-from expertile.lab.report.contest import Contest, Run, relative_speed, runs, tied
+from expertile.lab.report.contest import LIMITER, Contest, Run, relative_speed, runs, tied
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
-from expertile.lab.report.units import listed, micros, percent, plural, rate, short, significant, times
+from expertile.lab.report.units import listed, micros, percent, plural, rate, sentence_case, short, significant, times
 
 _BUSY = 1.25  # runnable threads for each core; a race of this process alone has at most one
 _LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
@@ -43,15 +43,22 @@ def verdict(records: Iterable[Record]) -> list[str]:
 
 def sentences(run: Run) -> tuple[Sentence, ...]:
     """The findings of one run."""
-    said = [_scope(run)]
+    said = [Sentence("scope", _scope(run))]
     for policy in run.policies:
         contests = [contest for contest in run.contests_of(policy) if contest.ranked]
         if contests:
-            found = [_lead(policy, contests), *_choice(contests), *_bound(contests), *_baseline(contests)]
-            said += [replace(sentence, policy=policy) for sentence in (*found, *_ties(contests))]
+            found = {
+                "lead": [_lead(policy, contests)],
+                "choice": _choice(contests),
+                "bound": [_bound(contests)],
+                "baseline": _baseline(contests),
+                "tie": _ties(contests),
+            }
+            said += [Sentence(kind, text, policy) for kind, texts in found.items() for text in texts]
     if len(said) == 1:
         said.append(Sentence("lead", "No backend has both a right result and a time, so nothing can be compared."))
-    return (*said, *_launch(run), *_trouble(run), *_machine(run))
+    of_run = {"launch": _launch(run), "trouble": _trouble(run), "machine": _machine(run)}
+    return (*said, *(Sentence(kind, text) for kind, texts in of_run.items() for text in texts))
 
 
 def overhead(run: Run, preset: str | None = None) -> dict[str, list[tuple[Contest, float]]]:
@@ -69,55 +76,32 @@ def overhead(run: Run, preset: str | None = None) -> dict[str, list[tuple[Contes
 def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
     """(status, backend, reason, workloads) of all rows without a time; wrong results first."""
     labels = {row.work: contest.label for contest in run.contests for row in contest.rows}
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for row in run.rows:
-        if not row.timed:
-            found.setdefault((row.status, row.backend, row.reason), []).append(labels[row.work])
+    untimed = by((row for row in run.rows if not row.timed), lambda row: (row.status, row.backend, row.reason))
     order = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
     return sorted(
-        ((*key, tuple(dict.fromkeys(names))) for key, names in found.items()),
+        ((*key, tuple(dict.fromkeys(labels[row.work] for row in rows))) for key, rows in untimed.items()),
         key=lambda item: (order.get(item[0], len(order)), item[1], item[2]),
     )
 
 
-def _scope(run: Run) -> Sentence:
+def _scope(run: Run) -> str:
     measured = sum(row.timed for row in run.rows)
     policies = listed([POLICY_NAMES.get(policy, policy) for policy in run.policies])
-    return Sentence(
-        "scope",
+    return (
         f"{run.device}, {run.day} (run {run.name}): {plural(len(run.workloads), 'workload')}, "
         f"{plural(len(run.backends), 'backend')}, {policies}; {measured} of {plural(len(run.rows), 'record')} "
-        f"{'has' if measured == 1 else 'have'} a right result and a time.",
+        f"{'has' if measured == 1 else 'have'} a right result and a time."
     )
 
 
-def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
-    total = len(contests)
-    where = f"{POLICY_NAMES.get(policy, policy)}: "
-    where = where[0].upper() + where[1:]
+def _lead(policy: str, contests: Sequence[Contest]) -> str:
+    where = sentence_case(POLICY_NAMES.get(policy, policy))
     alone = [contest for contest in contests if len(contest.ranked) == 1]
     raced = [contest for contest in contests if len(contest.ranked) > 1]
     if not raced:
         names = listed(sorted({contest.ranked[0].backend for contest in alone}))
-        return Sentence("lead", f"{where}only {names} ran, so there is nothing to be faster than.")
-    won: dict[str, list[Contest]] = {}
-    for contest in raced:
-        if contest.winner:
-            won.setdefault(contest.winner.backend, []).append(contest)
-    wins: list[str] = []
-    ranked = sorted(won.items(), key=lambda item: (-len(item[1]), item[0]))
-    for name, group in ranked[:_LEADERS]:
-        margin = times(geometric_mean([contest.margin or 1 for contest in group]))
-        mean = "a geometric mean of " if len(group) > 1 else ""
-        wins.append(
-            f"{name} on {len(group)} (by {margin})"
-            if wins
-            else f"{name} is fastest on {len(group)} of {plural(total, 'workload')}, by {mean}{margin} over the next"
-        )
-    if len(ranked) > _LEADERS:
-        rest = sum(len(group) for _, group in ranked[_LEADERS:])
-        wins.append(f"{plural(len(ranked) - _LEADERS, 'other')} on {rest}")
-    parts = [where + (", ".join(wins) or "no backend is fastest alone")]
+        return f"{where}: only {names} ran, so there is nothing to be faster than."
+    parts = [f"{where}: {', '.join(_wins(raced, len(contests))) or 'no backend is fastest alone'}"]
     unclear = sum(contest.inconclusive for contest in raced)
     ties = sum(contest.winner is None for contest in raced) - unclear
     if ties:
@@ -132,10 +116,29 @@ def _lead(policy: str, contests: Sequence[Contest]) -> Sentence:
     if alone:
         names = listed(sorted({contest.ranked[0].backend for contest in alone}))
         parts.append(f"{len(alone)} {'was' if len(alone) == 1 else 'were'} run by {names} only")
-    return Sentence("lead", "; ".join(parts) + ".")
+    return "; ".join(parts) + "."
 
 
-def _choice(contests: Sequence[Contest]) -> list[Sentence]:
+def _wins(raced: Sequence[Contest], total: int) -> list[str]:
+    """Who is fastest alone on how many of `total` workloads and by how much; two backends by name."""
+    won = by((contest for contest in raced if contest.winner), lambda contest: contest.leaders[0].backend)
+    ranked = sorted(won.items(), key=lambda item: (-len(item[1]), item[0]))
+    wins: list[str] = []
+    for name, group in ranked[:_LEADERS]:
+        margin = times(geometric_mean([contest.margin or 1 for contest in group]))
+        mean = "a geometric mean of " if len(group) > 1 else ""
+        wins.append(
+            f"{name} on {len(group)} (by {margin})"
+            if wins
+            else f"{name} is fastest on {len(group)} of {plural(total, 'workload')}, by {mean}{margin} over the next"
+        )
+    if len(ranked) > _LEADERS:
+        rest = sum(len(group) for _, group in ranked[_LEADERS:])
+        wins.append(f"{plural(len(ranked) - _LEADERS, 'other')} on {rest}")
+    return wins
+
+
+def _choice(contests: Sequence[Contest]) -> list[str]:
     """The backend that loses least when one must serve all workloads."""
     speeds = relative_speed(contests)
     whole = {name: speed for name, (speed, count) in speeds.items() if count == len(contests)}
@@ -146,31 +149,26 @@ def _choice(contests: Sequence[Contest]) -> list[Sentence]:
     row = worst.of(name)
     slowest = f", at worst {times(worst.times_best(row))} the best time ({worst.label})" if row else ""
     return [
-        Sentence(
-            "choice",
-            f"If one backend must serve all {len(contests)}, {name} loses least: {percent(whole[name])} of the fastest "
-            f"backend’s speed in geometric mean{slowest}.",
-        )
+        f"If one backend must serve all {len(contests)}, {name} loses least: {percent(whole[name])} of the fastest "
+        f"backend’s speed in geometric mean{slowest}."
     ]
 
 
-def _bound(contests: Sequence[Contest]) -> list[Sentence]:
+def _bound(contests: Sequence[Contest]) -> str:
     # Where bytes matter and the bandwidth is not known, a bound by FLOPs says nothing.
     known = [contest for contest in contests if contest.limiter == "memory" or not contest.sample.moves]
     reached = [(contest, contest.best.share) for contest in known if contest.best and contest.best.share]
     if not reached:
-        return [Sentence("bound", "No bound is known for this machine, so no share of it can be stated.")]
+        return "No bound is known for this machine, so no share of it can be stated."
     shares = [share for _, share in reached if share]
     worst, best = (pick(reached, key=lambda pair: pair[1] or 0) for pick in (min, max))
     if len(reached) == 1:
-        text = f"The fastest backend reaches {percent(shares[0])} of the bound ({_limit(best[0])})."
-    else:
-        text = (
-            f"The fastest backend of each workload reaches {percent(geometric_mean(shares))} of the bound in geometric "
-            f"mean: from {percent(worst[1])} on {worst[0].label} ({_limit(worst[0])}) to {percent(best[1])} on "
-            f"{best[0].label} ({_limit(best[0])})."
-        )
-    return [Sentence("bound", text)]
+        return f"The fastest backend reaches {percent(shares[0])} of the bound ({_limit(best[0])})."
+    return (
+        f"The fastest backend of each workload reaches {percent(geometric_mean(shares))} of the bound in geometric "
+        f"mean: from {percent(worst[1])} on {worst[0].label} ({_limit(worst[0])}) to {percent(best[1])} on "
+        f"{best[0].label} ({_limit(best[0])})."
+    )
 
 
 def _limit(contest: Contest) -> str:
@@ -178,58 +176,51 @@ def _limit(contest: Contest) -> str:
     return f"{limiter}, {rate(contest.sample)}"
 
 
-def _baseline(contests: Sequence[Contest]) -> list[Sentence]:
+def _baseline(contests: Sequence[Contest]) -> list[str]:
     said = []
     for name, what in (("dense", "one weight for all rows"), ("copy", "only moving the same bytes")):
         # Where memory limits, dense reads one weight instead of all; where compute limits, copy does no work.
-        limiter = "compute" if name == "dense" else "memory"
-        ratios = [
-            contest.times_best(row) or 1
-            for contest in contests
-            if contest.limiter == limiter
-            for row in contest.rows
-            if row.backend == name and contest.times_best(row)
-        ]
+        limiter = LIMITER[name]
+        beside = ((contest, contest.of(name)) for contest in contests if contest.limiter == limiter)
+        ratios = [ratio for contest, row in beside if row and (ratio := contest.times_best(row))]
         if ratios:
             said.append(
                 f"against {name} ({what}) it runs at {times(geometric_mean(ratios))} the speed over "
                 f"{plural(len(ratios), f'{limiter}-bound workload')}"
             )
-    return [Sentence("baseline", f"As speed of light, {'; '.join(said)}.")] if said else []
+    return [f"As speed of light, {'; '.join(said)}."] if said else []
 
 
-def _ties(contests: Sequence[Contest]) -> list[Sentence]:
+def _ties(contests: Sequence[Contest]) -> list[str]:
     drawn = [contest for contest in contests if len(contest.leaders) > 1 and not contest.inconclusive]
     unclear = [contest.label for contest in contests if contest.inconclusive]
     said = []
     if unclear:
         more = f" and {len(unclear) - _NAMED} more" if len(unclear) > _NAMED else ""
         text = f"Inconclusive (an interval reaches further than {percent(WIDE)} from its time)"
-        said.append(Sentence("tie", f"{text}: {', '.join(unclear[:_NAMED])}{more}."))
-    if not drawn:
-        return said
-    shown = [f"{listed([row.backend for row in contest.leaders])} on {contest.label}" for contest in drawn[:_NAMED]]
-    more = f"; and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else ""
-    return [*said, Sentence("tie", f"Ties (95 % intervals overlap, or less than 1 % apart): {'; '.join(shown)}{more}.")]
+        said.append(f"{text}: {', '.join(unclear[:_NAMED])}{more}.")
+    if drawn:
+        shown = [f"{listed([row.backend for row in contest.leaders])} on {contest.label}" for contest in drawn[:_NAMED]]
+        more = f"; and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else ""
+        said.append(f"Ties (95 % intervals overlap, or less than 1 % apart): {'; '.join(shown)}{more}.")
+    return said
 
 
-def _launch(run: Run) -> list[Sentence]:
+def _launch(run: Run) -> list[str]:
     costs = {name: median(cost for _, cost in pairs) for name, pairs in overhead(run).items()}
     if not costs:
         return []
     least, most = min(costs, key=lambda name: costs[name]), max(costs, key=lambda name: costs[name])
     if costs[most] <= 0:
-        text = "Outside a CUDA graph no backend takes measurably longer per call."
-    elif micros(costs[least]) == micros(costs[most]):
+        return ["Outside a CUDA graph no backend takes measurably longer per call."]
+    if micros(costs[least]) == micros(costs[most]):
         who = f"a call of {most}" if least == most else "a call of any backend"
-        text = f"Outside a CUDA graph {who} takes {micros(costs[most])} µs longer (median over the workloads)."
-    else:
-        low = f"{micros(costs[least])} µs" if costs[least] > 0 else "nothing measurable"
-        text = (
-            f"Outside a CUDA graph a call takes longer by {low} ({least}) to {micros(costs[most])} µs ({most}), "
-            "median over the workloads."
-        )
-    return [Sentence("launch", text)]
+        return [f"Outside a CUDA graph {who} takes {micros(costs[most])} µs longer (median over the workloads)."]
+    low = f"{micros(costs[least])} µs" if costs[least] > 0 else "nothing measurable"
+    return [
+        f"Outside a CUDA graph a call takes longer by {low} ({least}) to {micros(costs[most])} µs ({most}), "
+        "median over the workloads."
+    ]
 
 
 def nowhere(run: Run) -> dict[str, str]:
@@ -250,7 +241,7 @@ def unable(run: Run) -> str:
     return f"Not supported on any workload: {told}." if told else ""
 
 
-def _trouble(run: Run) -> list[Sentence]:
+def _trouble(run: Run) -> list[str]:
     absent = nowhere(run)
     said = []
     grouped = by((found for found in failures(run) if found[1] not in absent), lambda found: found[:2])
@@ -266,11 +257,11 @@ def _trouble(run: Run) -> list[Sentence]:
         more = f"; and {plural(len(reasons) - _NAMED, 'more reason')}" if len(reasons) > _NAMED else ""
         verb = verbs.get(status, f"is “{status}” on")
         text = f"{backend} {verb} {plural(count, 'workload')}: {shown}{more}"
-        said.append(Sentence("trouble", text if text.endswith("…") else f"{text.rstrip('.')}."))
-    return [*said, *([Sentence("trouble", unable(run))] if absent else [])]
+        said.append(text if text.endswith("…") else f"{text.rstrip('.')}.")
+    return [*said, *([unable(run)] if absent else [])]
 
 
-def _machine(run: Run) -> list[Sentence]:
+def _machine(run: Run) -> list[str]:
     measured = [row for row in run.rows if row.timed]
     reasons = Counter(reason for row in measured for reason in row.throttle)
     said = [*_busy(measured), *_noise(measured)]
@@ -282,7 +273,7 @@ def _machine(run: Run) -> list[Sentence]:
             f"The GPU held its clock back ({listed([name for name, _ in reasons.most_common()])}) in {held} of "
             f"{len(measured)} measurements: trust the ratios of this run before its absolute numbers."
         )
-    return [Sentence("machine", text) for text in said]
+    return said
 
 
 def _busy(measured: Sequence[Row]) -> list[str]:
@@ -324,13 +315,10 @@ def of_candidate(records: Iterable[Record], name: str) -> list[str]:
             timed = [(c, row) for c, row in own if row.timed]
             if timed:
                 said.append(f"{name}, {POLICY_NAMES.get(policy, policy)}: {_race_of(timed, len(own))}.")
-        reasons: dict[tuple[str, str], set[str]] = {}
-        for contest in run.contests:
-            row = contest.of(name)
-            if row is not None and not row.timed:
-                reasons.setdefault((row.status, row.reason), set()).add(contest.label)
-        for (status, reason), labels in reasons.items():
-            said.append(f"{name} is {_FATES.get(status, status)} on {_where(labels)}: {short(reason, _REASON)}.")
+        untimed = [(c, row) for c in run.contests if (row := c.of(name)) is not None and not row.timed]
+        for (status, reason), pairs in by(untimed, lambda pair: (pair[1].status, pair[1].reason)).items():
+            where = _where({c.label for c, _ in pairs})
+            said.append(f"{name} is {_FATES.get(status, status)} on {where}: {short(reason, _REASON)}.")
     return said or [f"{name} was not measured."]
 
 
