@@ -8,10 +8,11 @@ import re
 import pytest
 from rich.console import Console
 
-from expertile.cli.traffic import OPERATORS, explain_operator, measured_table, records_in, subject_of
+from expertile.cli.traffic import OPERATORS, measured_table, records_in, show_traffic, subject_of
 from expertile.device import Device
 from expertile.lab.race.record import append
 from expertile.lab.traffic import formulas
+from expertile.lab.traffic.explain import explain_subject
 from tests.cli.test_cli import expertile, expertile_here
 from tests.lab.records import timed
 from tests.lab.traffic.test_measured import ENV, SOFTMAX, WAYS, measure, two_kernels
@@ -22,7 +23,7 @@ H200 = Device.by_name("h200")
 def printed(op, given=None, dtype="bf16", measured=False, records=None):
     out = io.StringIO()
     console = Console(file=out, width=160, force_terminal=False)
-    explain_operator(op, given or {}, dtype, H200, measured, records or [], console)
+    show_traffic(explain_subject(subject_of(op, given or {}, dtype), H200, records or []), measured, console)
     return out.getvalue()
 
 

@@ -53,8 +53,8 @@ def formulas_block(device: Device) -> str:
     for op, formula in formulas().items():
         subject = formula.subject("bf16", {})
         ways = formula.ways(subject, device)
-        ours = next(way for way in ways if way.name == OURS)
-        cells = {way.name: f"{times(way.nbytes / ours.nbytes)} in {way.launches}" for way in ways}
+        ours = next(way for way in ways if way.name == OURS).total
+        cells = {way.name: f"{times(way.total.nbytes / ours.nbytes)} in {way.total.launches}" for way in ways}
         others = [f"{name}: {told}" for name, told in cells.items() if name not in (UNFUSED, TORCH, OURS)]
         body.append(
             [
@@ -214,7 +214,7 @@ def _race_lines(race: _Race, device: Device) -> list[list[str]]:
                 f"`{ours.op}`",
                 f"{_call(subject)}, {ours.dtype}",
                 rival.backend,
-                times(way.nbytes / ways[OURS].nbytes),
+                times(way.total.nbytes / ways[OURS].total.nbytes),
                 times(rival.time_s / ours.time_s),
                 percent(limit / rival.time_s),
                 percent(limit / ours.time_s),

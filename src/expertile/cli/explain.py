@@ -11,20 +11,13 @@ from rich.markup import escape
 
 from expertile.cli.complete import gpus, operators_explained
 from expertile.cli.output import print_json
-from expertile.cli.traffic import (
-    GROUPED,
-    OPERATORS,
-    OPTIONS,
-    explain_grouped_traffic,
-    explain_operator,
-    records_in,
-    subject_of,
-)
+from expertile.cli.traffic import GROUPED, OPERATORS, OPTIONS, records_in, show_traffic, subject_of
 from expertile.device import Device
 from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import ragged_m, wgrad
-from expertile.lab.traffic.explain import explain_subject
+from expertile.lab.traffic.explain import explain_grouped, explain_subject
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
+from expertile.ops.grouped_mm.problem import Layout
 
 
 def explain(
@@ -80,10 +73,11 @@ def explain(
             if name in given:
                 raise ValueError(f"{name}: expected without --op or with --op {GROUPED}, got it with --op {op}")
         device = Device.by_name(gpu) if gpu else Device.current()
+        explained = explain_subject(subject_of(op, of_operators, dtype), device, records_in(records))
         if as_json:
-            print_json(explain_subject(subject_of(op, of_operators, dtype), device, records_in(records)))
-            return
-        explain_operator(op, of_operators, dtype, device, measured, records_in(records), console)
+            print_json(explained)
+        else:
+            show_traffic(explained, measured, console)
         return
     for name in (*of_operators, *(n for n in ("measured", "records") if n in given and not op)):
         raise ValueError(f"{name}: expected with --op and one of {', '.join(OPERATORS)}, got it without")
@@ -100,14 +94,18 @@ def explain(
         else:
             order = "nk" if product == "forward" else "kn"
             workload = ragged_m(product, "", drawn.group_sizes, k, n, dtype, b_layout=order, routing=drawn.label)
+        problem = workload.problem(device.kind)
+        explanation = explain_problem(problem, device)
         if as_json:
-            answers.append({"routing": drawn.label, **_answer(explain_problem(workload.problem(device.kind), device))})
+            answers.append({"routing": drawn.label, **_answer(explanation)})
             continue
         console.print(f"{escape(drawn.label)}: rows per group {_summary(drawn.group_sizes)}", highlight=False)
-        problem = workload.problem(device.kind)
-        console.print(escape(str(explain_problem(problem, device))), highlight=False)
-        if op:
-            explain_grouped_traffic(problem, drawn.group_sizes, device, measured, records_in(records), console)
+        console.print(escape(str(explanation)), highlight=False)
+        if op and problem.layout is not Layout.RAGGED_M:
+            console.print("Traffic is counted for ragged rows (forward and dgrad) only.")
+        elif op:
+            explained = explain_grouped(problem, drawn.group_sizes, device, records_in(records))
+            show_traffic(explained, measured, console)
     if as_json:
         print_json(answers)
     elif device.name != here.name:

@@ -17,10 +17,9 @@ from expertile.lab.operators import attention
 from expertile.lab.race.record import SECONDS, Record, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
 from expertile.lab.traffic import Step, Subject, Way, formulas
-from expertile.lab.traffic.explain import Explained, explain_grouped, explain_subject
+from expertile.lab.traffic.explain import Explained
 from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
-from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.suggest import one_of
 
 GROUPED = "grouped_mm"
@@ -70,24 +69,17 @@ def records_in(place: Path | None) -> list[Record] | None:
     return records
 
 
-def explain_operator(
-    op: str,
-    given: Mapping[str, Any],
-    dtype: str,
-    device: Device,
-    measured: bool,
-    records: list[Record] | None,
-    console: Console,
-) -> None:
-    """Print an operator's work, bound, ways and records; with `measured` also what is counted here."""
-    subject = subject_of(op, given, dtype)
-    explained = explain_subject(subject, device, records)
+def show_traffic(explained: Explained, measured: bool, console: Console) -> None:
+    """Print work, bound, ways and records of a call; with `measured` also what is counted here."""
+    subject, ways = explained.subject, explained.ways
     show(explained, console)
-    if op.startswith("attention"):
+    if subject.op.startswith("attention"):
         for line in _choices(explained):
             _say(console, escape(line))
     if measured:
-        show_measured(subject, formulas()[op].ways(subject, Device.current()), console)
+        if subject.op != GROUPED:  # as they run on this GPU
+            ways = formulas()[subject.op].ways(subject, Device.current())
+        show_measured(subject, ways, console)
 
 
 def _choices(explained: Explained) -> list[str]:
@@ -102,24 +94,6 @@ def _choices(explained: Explained) -> list[str]:
     return lines
 
 
-def explain_grouped_traffic(
-    problem: Problem,
-    sizes: Sequence[int],
-    device: Device,
-    measured: bool,
-    records: list[Record] | None,
-    console: Console,
-) -> None:
-    """The same for a grouped product with ragged rows; nothing but a sentence for other layouts."""
-    if problem.layout is not Layout.RAGGED_M:
-        console.print("Traffic is counted for ragged rows (forward and dgrad) only.")
-        return
-    explained = explain_grouped(problem, sizes, device, records)
-    show(explained, console)
-    if measured:
-        show_measured(explained.subject, explained.ways, console)
-
-
 def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
 
@@ -129,7 +103,7 @@ def _table(*columns: str) -> Table:
     return Table(first, *numbers, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
-def _moved(of: Step | Way) -> list[str]:
+def _moved(of: Step) -> list[str]:
     return [str(of.launches), _mb(of.read), _mb(of.written), _mb(of.again), significant(of.flops / 1e9)]
 
 
@@ -146,7 +120,7 @@ def show(e: Explained, console: Console) -> None:
         at_least = micros(e.least_time_s(way)) if e.bound.seconds else "–"
         alone = way.steps[0].name if len(way.steps) == 1 else ""
         label = f"{way.name}: {alone}" if alone not in ("", e.subject.op) else way.name
-        table.add_row(escape(label), *_moved(way), times(e.times_ours(way)), at_least, style="bold")
+        table.add_row(escape(label), *_moved(way.total), times(e.times_ours(way)), at_least, style="bold")
         for step in () if alone else way.steps:
             table.add_row(f"  {escape(step.name)}", *_moved(step))
     console.print(table)

@@ -40,7 +40,7 @@ def test_steps_are_bound_one_by_one():
     subject = formulas()["attention"].subject("bf16", {"head_dim": 256})
     e = explain_subject(subject, H200, [])
     (unfused,) = (w for w in e.ways if w.name == UNFUSED)
-    assert e.least_time_s(unfused) > max(unfused.nbytes / 4.8e12, unfused.flops / H200.peak("bf16"))
+    assert e.least_time_s(unfused) > max(unfused.total.nbytes / 4.8e12, unfused.total.flops / H200.peak("bf16"))
 
 
 def test_a_device_without_a_stated_bandwidth_bounds_nothing_by_memory():
@@ -90,12 +90,12 @@ def test_grouped_products():
     ways = {w.name: w for w in grouped_ways(workload.problem("cuda"), workload.group_sizes)}
     a, b, out = 512 * 256 * 2, 2 * 256 * 512 * 2, 512 * 512 * 2  # the empty group's weights are not read
     for name in (UNFUSED, OURS):
-        assert (ways[name].read, ways[name].written) == (a + b, out)
-    assert ways[UNFUSED].launches == 2 and ways[TORCH].launches == 2 and ways[OURS].launches == 1
+        assert (ways[name].total.read, ways[name].total.written) == (a + b, out)
+    assert ways[UNFUSED].total.launches == 2 and ways[TORCH].total.launches == 2 and ways[OURS].total.launches == 1
     padded = 3 * 412
     assert ways[PADDED].steps[1].flops == 2 * padded * 256 * 512
     # 1 + 4 tiles down, 2 across: rows are read once more, each group's weights once for every further tile.
-    assert ways[OURS].again == (512 * 256 * (2 - 1) + (5 - 2) * 256 * 512) * 2
+    assert ways[OURS].total.again == (512 * 256 * (2 - 1) + (5 - 2) * 256 * 512) * 2
 
 
 def test_grouped_products_are_explained_with_records():

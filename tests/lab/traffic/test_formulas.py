@@ -45,7 +45,7 @@ def test_unfused_bytes_are_those_of_the_operators_that_run(op):
     moved = count(prepare(s, UNFUSED, "cpu"))
     way = ways(s)[UNFUSED]
     told = "\n".join(f"{name}: {read} read, {written} written" for name, read, written in moved.ops)
-    assert (way.read, way.written, way.launches) == (moved.read, moved.written, len(moved.ops)), told
+    assert (way.total.read, way.total.written, way.total.launches) == (moved.read, moved.written, len(moved.ops)), told
 
 
 @pytest.mark.parametrize("op", ["attention", "attention_backward"])
@@ -53,7 +53,9 @@ def test_unfused_causal_attention(op):
     s = subject(op, causal=True)
     moved = count(prepare(s, UNFUSED, "cpu"))
     way = ways(s)[UNFUSED]
-    assert (way.read, way.written, way.launches) == (moved.read, moved.written, len(moved.ops)), moved.ops
+    assert (way.total.read, way.total.written, way.total.launches) == (moved.read, moved.written, len(moved.ops)), (
+        moved.ops
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -85,7 +87,7 @@ def test_softmax_backward_of_torch_multiplies_first_on_a_gpu():
     torch_way = ways(s)[TORCH]
     e = 64 * 4096 * 4
     assert [step.name for step in torch_way.steps] == ["mul", "cunn_SoftMaxBackwardSmem"]
-    assert (torch_way.read, torch_way.written) == (4 * e, 2 * e)
+    assert (torch_way.total.read, torch_way.total.written) == (4 * e, 2 * e)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +115,12 @@ def test_torch_takes_another_softmax_kernel_by_length(cols, dtype, kernel, again
 def test_torch_norms_of_odd_length_take_two_kernels():
     assert [step.name for step in ways(subject("layer_norm"))[TORCH].steps] == ["vectorized_layer_norm_kernel"]
     odd = ways(subject("layer_norm", cols=41))[TORCH]
-    assert len(odd.steps) == 2 and odd.read > 2 * 24 * 41 * 4
+    assert len(odd.steps) == 2 and odd.total.read > 2 * 24 * 41 * 4
 
 
 def test_torch_norm_backward_of_many_short_rows_sums_in_two_stages():
     few, many = (ways(subject("layer_norm_backward", rows=rows, cols=256))[TORCH] for rows in (1024, 100_000))
-    assert few.launches == 2 and many.launches == 4
+    assert few.total.launches == 2 and many.total.launches == 4
     partial = 3125 * 2 * 256 * 4  # one sum of weight and bias gradients for every 32 rows
     assert many.steps[1].written == partial and many.steps[2].read == partial
 
@@ -128,9 +130,9 @@ def test_ours_moves_what_is_useful_and_little_more(op):
     s = subject(op, "bf16", **({"rows": 16384, "cols": 4096} if "norm" in op or "softmax" in op else {}))
     useful = formulas()[op].work(s)
     ours = ways(s)[OURS]
-    assert useful.nbytes <= ours.nbytes * (1 + 1e-9)
+    assert useful.nbytes <= ours.total.nbytes * (1 + 1e-9)
     # Sums over rows and the statistics of attention's backward pass are the only extra; the latter reads twice.
-    assert ours.nbytes <= useful.nbytes * (2.0 if op == "attention_backward" else 1.05)
+    assert ours.total.nbytes <= useful.nbytes * (2.0 if op == "attention_backward" else 1.05)
 
 
 @pytest.mark.parametrize("op", formulas())
@@ -142,8 +144,8 @@ def test_no_way_is_below_the_useful_bytes(op, dtype):
     s = formula.subject(dtype, {})
     for way in formula.ways(s, H200):
         # torch keeps no log-sum-exp in the unfused ways, and statistics are the input's dtype there.
-        assert way.nbytes >= 0.99 * formula.work(s).nbytes, way.name
-        assert way.launches == sum(step.launches for step in way.steps) >= 1
+        assert way.total.nbytes >= 0.99 * formula.work(s).nbytes, way.name
+        assert way.total.launches == sum(step.launches for step in way.steps) >= 1
 
 
 def test_work_counts_inputs_and_outputs_once():

@@ -32,7 +32,7 @@ def test_a_record_sums_its_kernels_and_keeps_the_formula():
     assert [seen[key] for key in ("read", "written", "l2_read", "launches")] == [11.0, 22.0, 33.0, 2]
     assert seen["l2_written"] is None, "a figure that one kernel lacks cannot be summed"
     assert seen["time_s"] == pytest.approx(3e-6)
-    assert (seen["model_read"], seen["model_written"]) == (WAYS[1].read, WAYS[1].written)
+    assert (seen["model_read"], seen["model_written"]) == (WAYS[1].total.read, WAYS[1].total.written)
     assert seen["kernels"] == [["a", 10.0, 20.0], ["b", 1.0, 2.0]]
     assert Record.from_json(found.to_json()) == found
 

@@ -47,7 +47,7 @@ class Explained:
     def times_ours(self, way: Way) -> float:
         """Bytes of `way` over those of ours."""
         ours = next(w for w in self.ways if w.name == OURS)
-        return way.nbytes / ours.nbytes
+        return way.total.nbytes / ours.total.nbytes
 
     @property
     def fits_in_cache(self) -> bool:

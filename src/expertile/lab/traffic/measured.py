@@ -57,8 +57,9 @@ def collect(cases: Iterable[tuple[Subject, Sequence[Way]]], path: str | Path, pr
 
 def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) -> Record:
     kernels = found.kernels
-    read, written = _total([k.read for k in kernels]), _total([k.written for k in kernels])
-    value = None if read is None or written is None else read + written
+    figures = ("read", "written", "l2_read", "l2_written", "time_s")
+    counted = {name: _total([getattr(k, name) for k in kernels]) for name in figures}
+    value = _total([counted["read"], counted["written"]])
     return Record(
         op=subject.op,
         workload=f"traffic/{subject.op}-" + "x".join(str(value) for _, value in subject.dims),
@@ -71,17 +72,10 @@ def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) 
         status="unsupported" if value is None else "ok",
         reason="" if value is not None else found.reason or "ncu counted nothing",
         details={
-            "read": read,
-            "written": written,
-            "l2_read": _total([k.l2_read for k in kernels]),
-            "l2_written": _total([k.l2_written for k in kernels]),
-            "time_s": _total([k.time_s for k in kernels]),
+            **counted,
             "launches": len(kernels) or None,
             "kernels": [[k.name, k.read, k.written] for k in kernels],
-            "model_read": way.read,
-            "model_written": way.written,
-            "model_again": way.again,
-            "model_launches": way.launches,
+            **{f"model_{name}": getattr(way.total, name) for name in ("read", "written", "again", "launches")},
         },
         env=env,
         run=run,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from expertile.device import Device
@@ -41,29 +42,13 @@ class Way:
     source: str = ""
     note: str = ""
 
-    @property
-    def read(self) -> float:
-        return sum(s.read for s in self.steps)
-
-    @property
-    def written(self) -> float:
-        return sum(s.written for s in self.steps)
-
-    @property
-    def again(self) -> float:
-        return sum(s.again for s in self.steps)
-
-    @property
-    def nbytes(self) -> float:
-        return self.read + self.written
-
-    @property
-    def flops(self) -> float:
-        return sum(s.flops for s in self.steps)
-
-    @property
-    def launches(self) -> int:
-        return sum(s.launches for s in self.steps)
+    @cached_property
+    def total(self) -> Step:
+        """All steps as one."""
+        read, written, flops, again = (
+            sum(getattr(s, name) for s in self.steps) for name in ("read", "written", "flops", "again")
+        )
+        return Step(self.name, read, written, flops, again, sum(s.launches for s in self.steps))
 
 
 @dataclass(frozen=True)
@@ -85,9 +70,6 @@ class Subject:
     @property
     def itemsize(self) -> int:
         return self.workload.torch_dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.op}, {', '.join(f'{k} {v}' for k, v in self.dims)}, {self.dtype}"
 
 
 @dataclass(frozen=True)
