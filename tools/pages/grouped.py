@@ -53,10 +53,8 @@ def against(records: Sequence[Record]) -> str:
     body, ratios = [], {}  # type: ignore[var-annotated]
     for contest, ours, peer, ratio in _ratios(last):
         ratios.setdefault(_kind(contest.label), []).append(ratio)
-        light = contest.of(_LIGHT[contest.limiter]) if contest.limiter in _LIGHT else None
-        share = MISSING
-        if light and light.timed:
-            share = f"{times(light.seconds / ours.seconds)} `{light.backend}`"
+        light = contest.timed(_LIGHT.get(contest.limiter, ""))
+        share = f"{times(light.seconds / ours.seconds)} `{light.backend}`" if light else MISSING
         body.append(
             [
                 cell(contest.label),
@@ -89,8 +87,9 @@ def _cut_short(run: Run) -> str:
 def _ratios(run: Run) -> Iterator[tuple[Contest, Row, Row, float]]:
     """(contest, our best, the best peer, its time over ours) where both have a time."""
     for contest in run.contests_of("graph"):
-        ours, peer = _best(contest, True), _best(contest, False)
-        if ours is not None and peer is not None:
+        ours = contest.fastest(lambda row: row.backend in KERNELS)
+        peer = contest.fastest(lambda row: row.backend not in KERNELS)
+        if ours and peer:
             yield contest, ours, peer, peer.seconds / ours.seconds
 
 
@@ -100,10 +99,6 @@ _NAMES = {"forward": "products", "dgrad": "input gradients", "wgrad": "weight gr
 def _kind(label: str) -> str:
     lead = label.rpartition("/")[2].partition("-")[0]
     return lead if lead in _NAMES else "forward"
-
-
-def _best(contest: Contest, ours: bool) -> Row | None:
-    return next((row for row in contest.ranked if (row.backend in KERNELS) == ours), None)
 
 
 def checked(checks: Mapping[str, Any]) -> str:

@@ -151,14 +151,14 @@ def _standing(job: Job, records: Sequence[Record]) -> Standing | None:
 def _pair(contest: Contest, names: Sequence[str]) -> tuple[float, str, bool] | None:
     """(the best rival's time over ours, its name, whether the two tie), where both have a time."""
     ours = _of(contest, names)
-    rival = next((row for row in contest.ranked if not _is_ours(row.backend)), None)
+    rival = contest.fastest(lambda row: not _is_ours(row.backend))
     if ours is None or rival is None:
         return None
     return rival.seconds / ours.seconds, rival.backend, tied(ours, rival)
 
 
 def _of(contest: Contest, names: Sequence[str]) -> Row | None:
-    return next((row for row in contest.ranked if row.backend in names), None)
+    return contest.fastest(lambda row: row.backend in names)
 
 
 def _is_ours(backend: str) -> bool:

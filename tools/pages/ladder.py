@@ -13,7 +13,7 @@ from expertile.lab.ladder import RUNGS
 from expertile.lab.ladder.workloads import PRESET
 from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import POLICY_NAMES, Row
+from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
 from tools.pages.recorded import NOT_MEASURED, versions
 
@@ -40,12 +40,10 @@ def _timed_rungs(run: Run) -> set[str]:
     return {row.backend for row in run.rows if row.timed} & {rung.name for rung in RUNGS}
 
 
-def _times_below(contest: Contest, row: Row | None, below: str) -> float | None:
-    """How many times as fast as the rung below."""
-    other = contest.of(below)
-    if row is None or not row.timed or other is None or not other.timed:
-        return None
-    return other.seconds / row.seconds
+def _times_below(contest: Contest, name: str, below: str) -> float | None:
+    """How many times as fast a rung is as the rung below."""
+    row, other = contest.timed(name), contest.timed(below)
+    return other.seconds / row.seconds if row and other else None
 
 
 def _table(run: Run, policy: str, contests: tuple[Contest, ...]) -> str:
@@ -63,12 +61,12 @@ def _table(run: Run, policy: str, contests: tuple[Contest, ...]) -> str:
             if row is None or not row.timed:
                 cells.append(row.status if row is not None and row.status != "ok" else MISSING)
                 continue
-            step = _times_below(contest, row, names[place - 1]) if place else None
+            step = _times_below(contest, name, names[place - 1]) if place else None
             cells.append(f"{micros(row.time_s)}, {rate(row)}" + (f", {times(step)}" if step else ""))
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     for name in BASELINES:
-        rows = [contest.of(name) for contest in contests]
-        cells = [f"{micros(row.time_s)}, {rate(row)}" if row is not None and row.timed else MISSING for row in rows]
+        rows = [contest.timed(name) for contest in contests]
+        cells = [f"{micros(row.time_s)}, {rate(row)}" if row else MISSING for row in rows]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     bounds = [f"{micros(c.sample.bound_s)}, {c.limiter}" if c.sample.bound_s else MISSING for c in contests]
     lines.append("| bound | " + " | ".join(bounds) + " |")
@@ -85,7 +83,7 @@ def _rung(contests: tuple[Contest, ...], name: str, below: str, device: str) -> 
         if not row.timed:
             reasons.append(f"{contest.label}: {row.status}, {row.reason}")
             continue
-        step = _times_below(contest, row, below) if below else None
+        step = _times_below(contest, name, below)
         details = [f"{percent(row.share)} of the bound"] if row.share else []
         details += [f"{times(step)} the rung below"] if step else []
         parts.append(f"{contest.label} {rate(row)}" + (f" ({', '.join(details)})" if details else ""))
@@ -99,14 +97,14 @@ def _report_000(run: Run, contests: tuple[Contest, ...]) -> str:
     loop, masked, hinted = RUNGS[0].name, "3_masked_pointer", "4_hints_unmasked"
     sentences = []
     for contest in contests:
-        ratio = _times_below(contest, contest.of(hinted), masked)
+        ratio = _times_below(contest, hinted, masked)
         if contest.label not in _REPORT_000 or ratio is None:
             continue
         sentence = (
             f"On {contest.label}, rung four is {times(ratio)} as fast as rung three on {run.device}; the report's "
             f"expert kernel is {times(_REPORT_000[contest.label])} as fast as its generated one on an RTX 3090."
         )
-        speeds = [_times_below(contest, contest.of(name), loop) for name in (masked, hinted)]
+        speeds = [_times_below(contest, name, loop) for name in (masked, hinted)]
         if speeds[0] and speeds[1]:
             sentence += f" Against the naive loop they reach {times(speeds[0])} and {times(speeds[1])} its speed."
         sentences.append(sentence)

@@ -10,7 +10,7 @@ from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, rate, times
-from tools.pages.recorded import versions
+from tools.pages.recorded import percents, versions
 
 _OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
 AUTO = "expertile-auto"
@@ -82,23 +82,16 @@ def _headline_table(group: Sequence[Run]) -> str:
                 if count == len(contests) and speed == max(full):
                     text = f"**{text}**"
                 cells.append(text + (f" ({count})" if 0 < count < len(contests) else ""))
-            cells.append(_share(contests))
+            cells.append(percents([c.best.share for c in contests if c.best and c.best.share]))
             body.append([cell(preset), str(len(contests)), *cells])
     header = ["preset", "workloads", *(f"`{cell(name)}`" for name in names), "fastest, of bound"]
     return f"{lead}\n\n{markdown_table(header, body, left=1)}"
 
 
-def _share(contests: Sequence[Contest]) -> str:
-    shares = [contest.best.share for contest in contests if contest.best and contest.best.share]
-    if not shares:
-        return MISSING
-    return percent(shares[0]) if len(shares) == 1 else f"{percent(min(shares))} to {percent(max(shares))}"
-
-
 def _workload_table(contests: Sequence[Contest]) -> str:
     body = []
     for contest in contests:
-        best, second = contest.best, next((row for row in contest.ranked if row not in contest.leaders), None)
+        best, second = contest.best, contest.second
         dense, copy = contest.of("dense"), contest.of("copy")
         light = (dense if contest.limiter == "compute" else copy) or dense or copy
         body.append(
@@ -154,16 +147,18 @@ def source(group: Sequence[Run]) -> str:
 
 
 def _line(preset: str, op: str, contests: Sequence[Contest]) -> list[str] | None:
-    found = [(c, ours, other) for c in contests if (ours := _best(c, True)) and (other := _best(c, False))]
+    found = [
+        (c, ours, other)
+        for c in contests
+        if (ours := c.fastest(is_ours)) and (other := c.fastest(lambda row: not is_ours(row) and row.backend != AUTO))
+    ]
     if not found:
         return None
-    ratios = [_ratio(other, ours) for _, ours, other in found]
+    ratios = [other.seconds / ours.seconds for _, ours, other in found]
     copies = [
-        _ratio(copy, ours)
-        for c, ours, _ in found
-        if c.limiter == "memory" and (copy := c.of("copy")) is not None and copy.timed
+        copy.seconds / ours.seconds for c, ours, _ in found if c.limiter == "memory" and (copy := c.timed("copy"))
     ]
-    autos = [_ratio(other, auto) for c, _, other in found if (auto := c.of(AUTO)) is not None and auto.timed]
+    autos = [other.seconds / auto.seconds for c, _, other in found if (auto := c.timed(AUTO))]
     shares = [ours.share for _, ours, _ in found if ours.share]
     others = dict.fromkeys(other.backend for _, _, other in found)
     return [
@@ -174,21 +169,6 @@ def _line(preset: str, op: str, contests: Sequence[Contest]) -> list[str] | None
         times(min(ratios)),
         ", ".join(f"`{cell(name)}`" for name in others),
         times(geometric_mean(autos) if autos else None),
-        _spread(copies),
-        _spread(shares),
+        percents(copies),
+        percents(shares),
     ]
-
-
-def _best(contest: Contest, ours: bool) -> Row | None:
-    return next((row for row in contest.ranked if is_ours(row) == ours and row.backend != AUTO), None)
-
-
-def _ratio(first: Row, second: Row) -> float:
-    return first.seconds / second.seconds
-
-
-def _spread(shares: Sequence[float]) -> str:
-    if not shares:
-        return MISSING
-    low, high = percent(min(shares)), percent(max(shares))
-    return low if low == high else f"{low} to {high}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.record import Record, read, shipped_root
-from expertile.lab.report.units import MISSING, cell, significant, times
+from expertile.lab.report.units import MISSING, cell, percent, significant, times
 
 OURS, NOT_MEASURED = "expertile", "Not measured yet."
 KERNELS = ("gluon_hopper", "triton_tma", "triton_pointer")  # ours among the backends of grouped products
@@ -39,6 +39,14 @@ def versions(env: Env) -> list[str]:
 
 def ms(seconds: float | None) -> str:
     return MISSING if seconds is None else significant(seconds * 1e3)
+
+
+def percents(shares: Sequence[float]) -> str:
+    """The range of shares of one: "71 % to 93 %"."""
+    if not shares:
+        return MISSING
+    low, high = percent(min(shares)), percent(max(shares))
+    return low if low == high else f"{low} to {high}"
 
 
 def to_ours(record: Record | None, ours: Record) -> str:

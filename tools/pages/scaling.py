@@ -19,7 +19,7 @@ from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import POLICY_NAMES, Row
 from expertile.lab.report.svg import Series, curves, dots
 from expertile.lab.report.units import MISSING, markdown_table, micros, percent, rate, significant, times
-from tools.pages.recorded import NOT_MEASURED
+from tools.pages.recorded import NOT_MEASURED, percents
 
 SECTIONS = ("tokens", "groups", "shape", "skew")
 """Sections of docs/results/scaling.md: of the sweeps over each axis (K and N share one), and of skew."""
@@ -139,12 +139,12 @@ def sentences(sweep: Sweep) -> list[str]:
     leaders = [{f"`{row.backend}`" for row in contest.leaders} for _, contest in points]
     said.append(_stretches("Fastest (ties count for both)", sweep, leaders))
     for limiter, baseline in (("compute", "dense"), ("memory", "copy")):
-        near = [(c.best, c.of(baseline), c.share(c.best)) for _, c in points if c.limiter == limiter and c.best]
+        near = [(c.best, c.timed(baseline), c.share(c.best)) for _, c in points if c.limiter == limiter and c.best]
         shares = [share for _, _, share in near if share]
-        ratios = [light.seconds / best.seconds for best, light, _ in near if light and light.timed]
+        ratios = [light.seconds / best.seconds for best, light, _ in near if light]
         if shares:
-            text = f"Where {limiter} limits, the fastest backend reaches {_range(shares)} of the bound"
-            said.append(text + (f" and {_range(ratios)} of `{baseline}`'s speed." if ratios else "."))
+            text = f"Where {limiter} limits, the fastest backend reaches {percents(shares)} of the bound"
+            said.append(text + (f" and {percents(ratios)} of `{baseline}`'s speed." if ratios else "."))
     return said
 
 
@@ -157,7 +157,7 @@ class SkewCase:
 
     def ratio(self, backend: str) -> float | None:
         """Time of `backend` over its own time on even groups."""
-        return _time_ratio(self.skewed.of(backend), self.even.of(backend))
+        return _time_ratio(self.skewed.timed(backend), self.even.timed(backend))
 
     @property
     def best_ratio(self) -> float | None:
@@ -231,7 +231,7 @@ def _sweep_table(sweep: Sweep) -> str:
     for index, (value, contest) in enumerate(sweep.points):
         if contest.best is None or (index % step and index != last):
             continue
-        second = next((row for row in contest.ranked if row not in contest.leaders), None)
+        second = contest.second
         body.append(
             [
                 str(value),
@@ -279,11 +279,6 @@ def _plain(sweep: Sweep) -> tuple[int, int, float] | None:
     return max(found)[1:] if found else None
 
 
-def _range(shares: Sequence[float]) -> str:
-    low, high = percent(min(shares)), percent(max(shares))
-    return low if low == high else f"{low} to {high}"
-
-
 def _ratio(start: float | None, end: float | None) -> str:
     return f"{significant(end / start)}×" if start and end else MISSING
 
@@ -293,10 +288,8 @@ def _value(contest: Contest, key: str) -> float | None:
 
 
 def _time_ratio(first: Row | None, second: Row | None) -> float | None:
-    """Time over time; None unless both have one that counts."""
-    if first is None or second is None or not (first.timed and second.timed):
-        return None
-    return first.seconds / second.seconds
+    """Time over time; None unless both have one."""
+    return first.seconds / second.seconds if first and second else None
 
 
 def _is_even(row: Row) -> bool:

@@ -4,13 +4,14 @@ markers: formulas from the code, times and counted bytes from records. All else 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.race.record import MOVED_BYTES, SECONDS, Record
+from expertile.lab.report.contest import Contest, runs
+from expertile.lab.report.rows import Row, by
 from expertile.lab.report.units import MISSING, byte_rate, cell, markdown_table, micros, percent, significant, times
-from expertile.lab.traffic import Subject, Way, formulas
+from expertile.lab.traffic import Subject, formulas
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
 from expertile.roofline import bound
 from tools.pages.markers import fill_file
@@ -76,9 +77,9 @@ def times_block(records: Sequence[Record], device: Device) -> str:
     """Bytes by formula beside times by record: how much of a rival's slowness its traffic explains."""
     body: list[list[str]] = []
     for op in formulas():
-        races = [race for race in _races(records, op) if race.ours.nbytes >= _LARGE]
-        for race in sorted(races, key=lambda race: -race.ours.nbytes)[:_PER_OPERATOR]:
-            body += _race_lines(race, device)
+        races = [race for race in _races(records, op) if race[0].nbytes >= _LARGE]
+        for race in sorted(races, key=lambda race: -race[0].nbytes)[:_PER_OPERATOR]:
+            body += _race_lines(*race, device)
     if not body:
         return NOT_MEASURED
     header = ["operator", "call", "rival", "its bytes", "its time", "of the bound", "ours of the bound"]
@@ -117,11 +118,11 @@ def counted_block(counted: Sequence[Record]) -> str:
 def launch_block(records: Sequence[Record]) -> str:
     """add_scalar in float32: times under both policies, and where the launch ends."""
     table: dict[int, dict[tuple[str, str], Record]] = {}
-    for race_policy in ("graph", "eager"):
-        for race in _races(records, "add_scalar", race_policy):
-            for r in (race.ours, *race.rivals):
-                if r.dtype == "fp32":
-                    table.setdefault(r.shape["elements"], {})[r.backend, race_policy] = r
+    for policy in ("graph", "eager"):
+        for ours, contest in _races(records, "add_scalar", policy):
+            if ours.dtype == "fp32":
+                found = {(r.backend, policy): r for r in contest.rows if r.timed}
+                table.setdefault(ours.shape["elements"], {}).update(found)
     columns = [(name, policy) for policy in ("graph", "eager") for name in (OURS, TORCH, "torch.compile")]
     body = [
         [f"{n:,}", *(micros(found[c].time_s) if c in found else MISSING for c in columns)]
@@ -155,49 +156,25 @@ def stencil_block(records: Sequence[Record]) -> str:
     """Every workload of the preset, forward and backward, as shares of copying the same bytes."""
     body = []
     for op in ("laplacian", "laplacian_backward"):
-        for race in _races(records, op):
-            found = {r.backend: r for r in (race.ours, *race.rivals)}
-            copy = race.copy
-            cells = [f"{race.ours.workload.split('/')[-1]}", byte_rate(race.ours.gbps), micros(race.ours.time_s)]
-            for name in (OURS, "torch", "torch.compile", "conv2d"):
-                r = found.get(name)
-                share = copy.time_s / r.time_s if r and copy and r.time_s and copy.time_s else None
-                cells.append(percent(share))
-            body.append(cells)
+        for ours, contest in _races(records, op):
+            copy, rows = contest.timed("copy"), map(contest.timed, (OURS, "torch", "torch.compile", "conv2d"))
+            shares = (percent(copy.seconds / row.seconds if row and copy else None) for row in rows)
+            body.append([ours.workload.split("/")[-1], byte_rate(ours.gbps), micros(ours.time_s), *shares])
     if not body:
         return NOT_MEASURED
     header = ["call", "ours", "µs", "of copy", "torch (slices)", "torch.compile", "conv2d"]
     return f"CUDA graph; shares of copying the same bytes in the same run.\n\n{markdown_table(header, body)}"
 
 
-@dataclass(frozen=True)
-class _Race:
-    """One workload of one run: our record, the others', and copy."""
-
-    ours: Record
-    rivals: tuple[Record, ...]
-    copy: Record | None
+def _races(records: Iterable[Record], op: str, policy: str = "graph") -> list[tuple[Row, Contest]]:
+    """Our row and the contest of each call of `op` that ours has a time of, from the latest run of that call."""
+    met = ((c.timed(OURS), c) for run in runs(r for r in records if r.op == op) for c in run.contests_of(policy))
+    calls = by(((ours, c) for ours, c in met if ours), lambda race: race[0].work)
+    return [max(races, key=lambda race: race[0].date) for races in calls.values()]
 
 
-def _races(records: Iterable[Record], op: str, policy: str = "graph") -> list[_Race]:
-    """The timed workloads of `op` that ours took part in, each of its latest run, in order of appearance."""
-    by_call: dict[tuple[str, str, str], dict[str, dict[str, Record]]] = {}
-    for r in records:
-        if r.op == op and r.policy == policy and r.status == "ok":
-            call = (r.workload, r.dtype, str(sorted(r.shape.items(), key=str)))
-            by_call.setdefault(call, {}).setdefault(r.run, {})[r.backend] = r
-    races = []
-    for runs in by_call.values():
-        mine = [found for found in runs.values() if OURS in found]
-        if mine:
-            found = max(mine, key=lambda found: found[OURS].date)
-            rivals = tuple(r for name, r in found.items() if name not in (OURS, "copy"))
-            races.append(_Race(found[OURS], rivals, found.get("copy")))
-    return races
-
-
-def _race_lines(race: _Race, device: Device) -> list[list[str]]:
-    ours, formula = race.ours, formulas()[race.ours.op]
+def _race_lines(ours: Row, contest: Contest, device: Device) -> list[list[str]]:
+    formula = formulas()[ours.op]
     if ours.dtype not in formula.dtypes:
         return []
     dims = {key: value for key, value in ours.shape.items() if key in formula.dims}
@@ -205,21 +182,20 @@ def _race_lines(race: _Race, device: Device) -> list[list[str]]:
     ways = {way.name: way for way in formula.ways(subject, device)}
     limit = bound(formula.work(subject), device, ours.dtype).seconds
     lines = []
-    for rival in race.rivals:
-        way: Way | None = ways.get(_WAYS.get((ours.op, rival.backend), rival.backend))
-        if way is None or not rival.time_s or not ours.time_s:
-            continue
-        lines.append(
-            [
-                f"`{ours.op}`",
-                f"{_call(subject)}, {ours.dtype}",
-                rival.backend,
-                times(way.total.nbytes / ways[OURS].total.nbytes),
-                times(rival.time_s / ours.time_s),
-                percent(limit / rival.time_s),
-                percent(limit / ours.time_s),
-            ]
-        )
+    for rival in (row for row in contest.rows if row.timed and row.backend != OURS):
+        way = ways.get(_WAYS.get((ours.op, rival.backend), rival.backend))
+        if way is not None:
+            lines.append(
+                [
+                    f"`{ours.op}`",
+                    f"{_call(subject)}, {ours.dtype}",
+                    rival.backend,
+                    times(way.total.nbytes / ways[OURS].total.nbytes),
+                    times(rival.seconds / ours.seconds),
+                    percent(limit / rival.seconds),
+                    percent(limit / ours.seconds),
+                ]
+            )
     return lines
 
 

@@ -4,7 +4,7 @@ overlap or that differ by less than 1 %. Rows of different runs never meet: cloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import geometric_mean
@@ -68,6 +68,20 @@ class Contest:
 
     def of(self, backend: str) -> Row | None:
         return next((row for row in self.rows if row.backend == backend), None)
+
+    def timed(self, backend: str) -> Row | None:
+        """The row of a backend or baseline that has a time."""
+        row = self.of(backend)
+        return row if row and row.timed else None
+
+    def fastest(self, wanted: Callable[[Row], bool]) -> Row | None:
+        """The fastest row of the `wanted` ones; never a baseline."""
+        return next(filter(wanted, self.ranked), None)
+
+    @property
+    def second(self) -> Row | None:
+        """The fastest row behind the leaders."""
+        return self.fastest(lambda row: row not in self.leaders)
 
     @cached_property
     def sample(self) -> Row:
