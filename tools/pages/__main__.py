@@ -76,10 +76,6 @@ def _parallel(job: Job) -> bool:
     return job.fill("parallel", parallel.blocks(job.records(parallel.presets(job.device.slug)), job.device))
 
 
-def _quantised(job: Job) -> bool:
-    return job.fill("quantised", quantised.blocks(job.records(quantised.PRESETS), job.device.name))
-
-
 def _readme(job: Job) -> bool:
     records = [r for file in job.files for r in read(file)] or shipped(headline.PRESETS, job.device.slug)
     found = headline.standings(records, job.device.name)
@@ -106,28 +102,25 @@ def _traffic(job: Job) -> bool:
     return not update_pages(job.doc.parent, records, job.device, job.check)
 
 
-def _transformers(job: Job) -> bool:
-    return job.fill("transformers", transformers.blocks(job.records(("transformers",)), job.device))
-
-
-def _end_to_end(job: Job) -> bool:
-    return job.fill("end-to-end", end_to_end.blocks(job.records(end_to_end.PRESETS), job.device))
+def _plain(kind: str, module: Any) -> Callable[[Job], bool]:
+    """A page whose blocks `kind` NAME are `module.blocks` of the records of `module.PRESETS`."""
+    return lambda job: job.fill(kind, module.blocks(job.records(module.PRESETS), job.device))
 
 
 # Each says whether its page was what the records say; None where there are no records.
 PAGES: dict[str, tuple[str, Callable[[Job], bool | None]]] = {
-    "end-to-end": ("docs/results/end-to-end.md", _end_to_end),
+    "end-to-end": ("docs/results/end-to-end.md", _plain("end-to-end", end_to_end)),
     "grouped_mm": ("docs/results/grouped_mm.md", _grouped),
     "ladder": ("docs/notes/ladder.md", _ladder),
     "memory": ("docs/results/attention.md", _memory),
     "moe": ("docs/results/moe.md", _moe),
     "parallel": ("docs/results/parallel.md", _parallel),
-    "quantised": ("docs/results/quantised.md", _quantised),
+    "quantised": ("docs/results/quantised.md", _plain("quantised", quantised)),
     "readme": ("README.md", _readme),
     "results": ("docs/results/index.md", _results),
     "scaling": ("docs/results/scaling.md", _scaling),
     "traffic": ("docs/results/traffic.md", _traffic),
-    "transformers": ("docs/results/transformers.md", _transformers),
+    "transformers": ("docs/results/transformers.md", _plain("transformers", transformers)),
 }
 
 

@@ -7,13 +7,15 @@ earlier preset and left out. `small`, which is there for CPUs, has no line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from expertile.lab.operators import presets
 from expertile.lab.operators.moe import size, used
 from expertile.lab.race.operator import Workload
-from expertile.lab.race.record import BASELINES, Record
+from expertile.lab.race.record import Record
+from expertile.lab.report.contest import Contest
+from expertile.lab.report.rows import rows
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, percent, significant
 from tools.pages.recorded import OURS, recorded, to_ours
 
@@ -22,26 +24,11 @@ _COMPILED = ("torch.compile", "torch.compile-index-add")
 _TRAIN = "-train"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A workload of a preset and its records by backend, all of one run; without any it has not been measured."""
+class Measured(NamedTuple):
+    """A workload of a preset, and what one run has measured of it: nothing, if it has no rows."""
 
     workload: Workload
-    records: Mapping[str, Record]
-
-    def ok(self, backend: str) -> Record | None:
-        """A record with a time that counts."""
-        record = self.records.get(backend)
-        return record if record is not None and record.status == "ok" else None
-
-    def fastest(self, *names: str) -> Record | None:
-        """Of the backends named, those with a time."""
-        return min((r for name in names if (r := self.ok(name))), key=lambda r: r.time_s or 0.0, default=None)
-
-    @property
-    def rivals(self) -> list[str]:
-        """Neither ours nor a baseline."""
-        return [name for name in self.records if name not in BASELINES and not name.startswith(OURS)]
+    contest: Contest
 
 
 def blocks(records: Iterable[Record], gpu: str) -> dict[str, list[str]]:
@@ -62,7 +49,8 @@ def measured(records: Sequence[Record], preset: str) -> list[Measured]:
             if (r.op, r.workload, r.dtype) == (w.op, f"{preset}/{w.name}", w.dtype) and dict(r.shape) == w.shape()
         ]
         runs = [r.run for r in of_it if r.backend == OURS and r.status == "ok"] or [r.run for r in of_it]
-        found.append(Measured(w, {r.backend: r for r in of_it if r.run == runs[-1]}))
+        last = {r.backend: r for r in of_it if r.run == runs[-1]}
+        found.append(Measured(w, Contest(w.name, "graph", rows(last.values()))))
     return found
 
 
@@ -72,24 +60,23 @@ def _shown(workload: Workload) -> bool:
 
 def _decode(found: Sequence[Measured]) -> list[str]:
     body, sources = [], []
-    for m in found:
-        ours, (tokens, _, _, experts, _) = m.ok(OURS), size(m.workload)
-        if ours is None or not ours.time_s or not _shown(m.workload):
+    for workload, contest in found:
+        ours, (tokens, _, _, experts, _) = contest.timed(OURS), size(workload)
+        if ours is None or not _shown(workload):
             continue
         sources.append(ours)
-        copy = m.ok("copy")
-        share = copy.time_s / ours.time_s if copy and copy.time_s else None
+        copy = contest.timed("copy")
         body.append(
             [
-                cell(m.workload.name.removesuffix(f"-tokens{tokens}")),
+                cell(workload.name.removesuffix(f"-tokens{tokens}")),
                 str(tokens),
-                f"{used(m.workload)} of {experts}",
+                f"{used(workload)} of {experts}",
                 micros(ours.time_s),
                 significant((ours.gbps or 0.0) / 1e3),
-                percent(share),
-                percent(ours.bound_s / ours.time_s),
-                to_ours(m.fastest(*_COMPILED), ours),
-                to_ours(m.ok("transformers"), ours),
+                percent(copy.seconds / ours.seconds if copy else None),
+                percent(ours.bound_s / ours.seconds),
+                to_ours(contest.fastest(lambda row: row.backend in _COMPILED), ours),
+                to_ours(contest.timed("transformers"), ours),
             ]
         )
     if not body:
@@ -106,29 +93,28 @@ def _decode(found: Sequence[Measured]) -> list[str]:
 def _without_a_time(found: Sequence[Measured]) -> list[str]:
     """Which workloads have no record of ours, and which one that says why there is no time."""
     lines = []
-    missing = [f"`{m.workload.name}`" for m in found if OURS not in m.records]
+    missing = [f"`{workload.name}`" for workload, contest in found if contest.of(OURS) is None]
     if missing:
         lines.append(f"Of the preset's workloads without a record yet: {listed(missing)}.")
-    for m in found:
-        if OURS in m.records and m.ok(OURS) is None:
-            record = m.records[OURS]
-            lines.append(f"`{m.workload.name}` has no time ({record.status}): {cell(record.reason)}.")
+    for workload, contest in found:
+        ours = contest.of(OURS)
+        if ours and not ours.timed:
+            lines.append(f"`{workload.name}` has no time ({ours.status}): {cell(ours.reason)}.")
     return lines
 
 
 def _sonic(found: Sequence[Measured]) -> list[str]:
-    by_name = {m.workload.name: m for m in found}
+    by_name = {workload.name: contest for workload, contest in found}
     body, sources = [], []
-    for m in found:
-        name = m.workload.name
-        if name.endswith(_TRAIN) or not _shown(m.workload):
+    for workload, contest in found:
+        if workload.name.endswith(_TRAIN) or not _shown(workload):
             continue
-        both = (m, by_name[name + _TRAIN])
-        times = [ours for each in both if (ours := each.ok(OURS))]
-        if times:
-            sources += times
+        both = (contest, by_name[workload.name + _TRAIN])
+        timed = [ours for each in both if (ours := each.timed(OURS))]
+        if timed:
+            sources += timed
             columns = [column for each in both for column in _speed(each)]
-            body.append([", ".join(map(str, size(m.workload))), *columns])
+            body.append([", ".join(map(str, size(workload))), *columns])
     if not body:
         return []
     lead = (
@@ -141,20 +127,21 @@ def _sonic(found: Sequence[Measured]) -> list[str]:
     return [lead, markdown_table(header, body), *_sonicmoe(found)]
 
 
-def _speed(m: Measured) -> list[str]:
+def _speed(contest: Contest) -> list[str]:
     """ms, TFLOP/s, share of `dense`, and the fastest other."""
-    ours, dense, other = m.ok(OURS), m.ok("dense"), m.fastest(*m.rivals)
-    if ours is None or not ours.time_s or not ours.tflops:
-        met = m.records.get(OURS)
+    ours, dense = contest.timed(OURS), contest.timed("dense")
+    other = contest.fastest(lambda row: not row.backend.startswith(OURS))
+    if ours is None or not ours.tflops:
+        met = contest.of(OURS)
         return ["not measured" if met is None else cell(met.status), MISSING, MISSING, MISSING]
-    share = None if dense is None or not dense.tflops else ours.tflops / dense.tflops
+    share = ours.tflops / dense.tflops if dense and dense.tflops else None
     against = MISSING if other is None else f"`{other.backend}` {to_ours(other, ours)}"
-    return [significant(ours.time_s * 1e3), significant(ours.tflops), percent(share), against]
+    return [significant(ours.seconds * 1e3), significant(ours.tflops), percent(share), against]
 
 
 def _sonicmoe(found: Sequence[Measured]) -> list[str]:
     """Why the library whose sizes these are has no time, in the words of the records."""
-    theirs = [r for m in found if (r := m.records.get("sonicmoe"))]
+    theirs = [row for _, contest in found if (row := contest.of("sonicmoe"))]
     reasons = list(dict.fromkeys(cell(r.reason) for r in theirs if r.status != "ok"))
     if not reasons or any(r.status == "ok" for r in theirs):
         return []

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import torch
 
+from expertile.device import Device
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4.weight import Int4Weight
 from expertile.lab.operators.products import PHASES, REPORT_MODELS
@@ -26,10 +27,10 @@ _INT4_GROUPS = (32, 64, 128, 0)
 _KINDS = {"bf16": "bf16", "fp8": "FP8", "int4": "INT4"}
 
 
-def blocks(records: Iterable[Record], gpu: str) -> dict[str, str]:
-    """The text of every block, by name, from the records of the GPU called `gpu`. Of each preset the latest run counts;
+def blocks(records: Iterable[Record], device: Device) -> dict[str, str]:
+    """The text of every block, by name, from the records of `device`. Of each preset the latest run counts;
     of one with two operators each one's."""
-    here = [r for r in records if r.env.gpu == gpu]
+    here = [r for r in records if r.env.gpu == device.name]
     tables: Mapping[str, tuple[str, Callable[[Times], list[str]]]] = {
         "sweep": ("fp8-sweep", _sweep),
         "large": ("fp8-large", _large),

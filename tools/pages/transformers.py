@@ -4,48 +4,39 @@ records that tools/measure_transformers.py makes."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from expertile.device import Device
 from expertile.lab.race.record import BASELINES, Record
+from expertile.lab.report.rows import by
 from expertile.lab.report.units import MISSING, cell, error, listed, markdown_table, percent, times
 from expertile.roofline import Work, bound
 from tools.pages.recorded import NOT_MEASURED, OURS, ms
 
-_KINDS = (  # (with a backward pass, policy): how the text calls them
-    ((False, "eager"), "(forward, called from Python)"),
-    ((False, "graph"), "(forward, in a CUDA graph)"),
-    ((True, "eager"), "(forward and backward)"),
+PRESETS = ("transformers",)
+_KINDS = (  # with a backward pass, in a CUDA graph, and how the text calls them
+    (False, False, "(forward, called from Python)"),
+    (False, True, "(forward, in a CUDA graph)"),
+    (True, False, "(forward and backward)"),
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Race:
-    """One case of a model under one policy: the records by implementation."""
+    """One case of a model under one policy: the records by implementation. `both`: with a backward pass."""
 
-    records: Mapping[str, Record]
+    both: bool
+    tokens: int
+    graph: bool
+    records: Mapping[str, Record] = field(compare=False)
 
     @property
     def first(self) -> Record:
         return next(iter(self.records.values()))
 
     @property
-    def both(self) -> bool:
-        """Whether there is a backward pass."""
-        return self.first.op == "experts_train"
-
-    @property
-    def kind(self) -> tuple[bool, str]:
-        return self.both, self.first.policy
-
-    @property
-    def order(self) -> tuple[bool, int, bool]:
-        return self.both, self.first.shape["tokens"], self.first.policy == "graph"
-
-    @property
     def title(self) -> str:
-        graph = self.first.policy == "graph"
-        return f"{self.first.shape['tokens']}{', with backward' * self.both}{', CUDA graph' * graph}"
+        return f"{self.tokens}{', with backward' * self.both}{', CUDA graph' * self.graph}"
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -56,19 +47,21 @@ class Race:
 
 def races(records: Iterable[Record]) -> dict[str, list[Race]]:
     """By model, in the order of the records; of records of one name the last counts."""
-    found: dict[tuple[str, ...], dict[str, Record]] = {}
-    for r in (r for r in records if r.op in ("experts", "experts_train") and r.backend not in BASELINES):
-        found.setdefault((r.shape["model"], r.workload, r.policy), {})[r.backend] = r
+    rivals = [r for r in records if r.op in ("experts", "experts_train") and r.backend not in BASELINES]
     by_model: dict[str, list[Race]] = {}
-    for (model, *_), of_race in found.items():
-        by_model.setdefault(model, []).append(Race(of_race))
+    for (model, _, policy), of_race in by(rivals, lambda r: (r.shape["model"], r.workload, r.policy)).items():
+        first = of_race[0]
+        race = Race(
+            first.op == "experts_train", first.shape["tokens"], policy == "graph", {r.backend: r for r in of_race}
+        )
+        by_model.setdefault(model, []).append(race)
     return by_model
 
 
 def _table(found: Sequence[Race], device: Device) -> str:
     others = list(dict.fromkeys(name for race in found for name in race.seconds if name != OURS))
     body = []
-    for race in sorted(found, key=lambda race: race.order):
+    for race in sorted(found):
         seconds, first = race.seconds, race.first
         if not seconds:
             continue
@@ -89,7 +82,7 @@ def _model(name: str, found: Sequence[Race], device: Device) -> list[str]:
     sizes = "".join(f", {letter} = {shape[key]}" for letter, key in names if key in shape)
     reasons = [
         f"{race.title}: `{name}` has no time: {cell(record.reason)}"
-        for race in sorted(found, key=lambda race: race.order)
+        for race in sorted(found)
         for name, record in race.records.items()
         if record.status != "ok"
     ]
@@ -99,8 +92,8 @@ def _model(name: str, found: Sequence[Race], device: Device) -> list[str]:
 def _summary(found: Sequence[Race]) -> list[str]:
     """The range of the fastest other's time to ours, for each kind of call, and the largest errors."""
     ranges = []
-    for kind, words in _KINDS:
-        timed = [race.seconds for race in found if race.kind == kind]
+    for both, graph, words in _KINDS:
+        timed = [race.seconds for race in found if (race.both, race.graph) == (both, graph)]
         ratios = [min(s for n, s in t.items() if n != OURS) / t[OURS] for t in timed if len(t) > 1]
         if ratios:
             ranges.append(f"{times(min(ratios))} to {times(max(ratios))} {words}")

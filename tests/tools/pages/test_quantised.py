@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.operators import operators, presets
 from tests.lab.records import timed, untimed
 from tools.pages.quantised import NOT_MEASURED, _errors, blocks, weight_nbytes
 
 PAGE = Path(__file__).parents[3] / "docs" / "results" / "quantised.md"
-H200 = "NVIDIA H200"
+H200 = Device.by_name("h200")
 
 
 def record(w, backend, time_s, policy="graph", **changes):
