@@ -18,42 +18,20 @@ import argparse
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO
 
 # The most telling first. Those with torch.compile among the rivals are marked.
 PRESETS = (
-    "anchors",
-    "moe*",
-    "moe-stages",
-    "moe-routing",
-    "gradients",
-    "moe-decode*",
-    "moe-sonic*",
-    "fp8-sweep*",
-    "fp8-large*",
-    "fp8-causes",
-    "int4-models*",
-    "rows*",
-    "attention",
-    "skew",
-    "scaling",
-    "quantize*",
-    "softmax-v100*",
-    "layernorm-v100*",
-    "attention-v100*",
-    "laplacian*",
-    "add-scalar*",
-    "models",
-    "squares",
-    "moe-ffn",
-    "cpu",
-    "ladder",
+    *("anchors", "moe*", "moe-stages", "moe-routing", "gradients", "moe-decode*", "moe-sonic*", "fp8-sweep*"),
+    *("fp8-large*", "fp8-causes", "int4-models*", "rows*", "attention", "skew", "scaling", "quantize*"),
+    *("softmax-v100*", "layernorm-v100*", "attention-v100*", "laplacian*", "add-scalar*"),
+    *("models", "squares", "moe-ffn", "cpu", "ladder"),
 )
 # Whose pages show calls from Python, as well or alone; a busy host would show in those.
 POLICIES = {"fp8-sweep": "both", "fp8-causes": "both", "moe": "eager", "moe-stages": "eager"}
@@ -101,26 +79,9 @@ def commands(job: str, out: Path, seconds: float, warm: int) -> list[list[list[s
     return steps
 
 
-class Plan:
-    """The jobs that are left, and until when; shared by the GPUs' threads."""
-
-    def __init__(self, jobs: Sequence[str], end: float) -> None:
-        self.alone = [j for j in jobs if j == "parallel"]
-        self.waiting, self.end, self.lock = deque(j for j in jobs if j != "parallel"), end, threading.Lock()
-        self.outcomes: dict[str, str] = {}
-
-    def next(self) -> str | None:
-        with self.lock:
-            return self.waiting.popleft() if self.waiting and time.monotonic() < self.end else None
-
-    def tell(self, job: str, outcome: str) -> None:
-        with self.lock:
-            self.outcomes[job] = outcome
-        print(f"{job}: {outcome}", flush=True)
-
-
-def run_job(job: str, gpus: str, plan: Plan, out: Path, warm: int) -> None:
-    """Run one job on the GPUs numbered `gpus`, until it ends or time is up; its output goes to OUT/logs/JOB.log."""
+def run_job(job: str, gpus: str, end: float, out: Path, warm: int) -> str:
+    """Run one job on the GPUs numbered `gpus`, until it ends or it is `end` (time.monotonic); its output goes to
+    OUT/logs/JOB.log. What became of it."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "4"}
     # Each of them would start a compiling process for every core, beside those of the jobs on other GPUs.
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
@@ -128,23 +89,25 @@ def run_job(job: str, gpus: str, plan: Plan, out: Path, warm: int) -> None:
     (out / "logs").mkdir(parents=True, exist_ok=True)
     with (out / "logs" / f"{job}.log").open("ab") as log:
         begin = partial(subprocess.Popen, cwd=ROOT, env=environment, stdout=log, stderr=log)
-        steps = commands(job, out, max(plan.end - started - 10, 1), warm)
+        steps = commands(job, out, max(end - started - 10, 1), warm)
         for step in steps:
             here = [begin(c) for c in step]
-            if step is steps[-1] and job not in (*TOOLS, AUTO) and _silent(here[0], log, plan.end):
+            if step is steps[-1] and job not in (*TOOLS, AUTO) and _silent(here[0], log, end):
                 here[0].kill()
                 here[0].wait()
                 here = [begin(c) for c in step]
             codes = []
             for process in here:
                 try:
-                    codes.append(process.wait(max(plan.end - time.monotonic(), 0.1)))
+                    codes.append(process.wait(max(end - time.monotonic(), 0.1)))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     codes.append(process.wait())
-    late = time.monotonic() >= plan.end
+    late = time.monotonic() >= end
     how = "time is up" if late else "done" if not any(codes) else f"failed, see {out / 'logs' / job}.log"
-    plan.tell(job, f"{how} ({time.monotonic() - started:.0f} s on GPU {gpus})")
+    outcome = f"{how} ({time.monotonic() - started:.0f} s on GPU {gpus})"
+    print(f"{job}: {outcome}", flush=True)
+    return outcome
 
 
 def _silent(process: subprocess.Popen[bytes], log: IO[bytes], end: float) -> bool:
@@ -159,20 +122,23 @@ def _silent(process: subprocess.Popen[bytes], log: IO[bytes], end: float) -> boo
 
 def measure(jobs: Sequence[str], gpus: Sequence[str], out: Path, seconds: float, warm: int) -> dict[str, str]:
     """Run the jobs, one on each GPU at a time; what became of each that was begun."""
-    plan = Plan(jobs, time.monotonic() + seconds)
+    end = time.monotonic() + seconds
+    outcomes: dict[str, str] = {}
+    idle: SimpleQueue[str] = SimpleQueue()
+    for gpu in gpus:
+        idle.put(gpu)
 
-    def work(gpu: str) -> None:
-        while (job := plan.next()) is not None:
-            run_job(job, gpu, plan, out, warm)
+    def on_next_gpu(job: str) -> None:
+        if time.monotonic() < end:
+            gpu = idle.get()
+            outcomes[job] = run_job(job, gpu, end, out, warm)
+            idle.put(gpu)
 
-    threads = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if plan.alone and time.monotonic() < plan.end:
-        run_job("parallel", ",".join(gpus), plan, out, warm)
-    return plan.outcomes
+    with ThreadPoolExecutor(len(gpus)) as threads:
+        list(threads.map(on_next_gpu, (job for job in jobs if job != "parallel")))
+    if "parallel" in jobs and time.monotonic() < end:
+        outcomes["parallel"] = run_job("parallel", ",".join(gpus), end, out, warm)
+    return outcomes
 
 
 def main(argv: list[str] | None = None) -> int:
