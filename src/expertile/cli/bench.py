@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.cli.complete import policies, presets, rivals
+from expertile.cli.given import given
 from expertile.cli.output import check_folder, print_json
 from expertile.cli.parts import Part, definition_parts, parts
 from expertile.cli.progress import Display
@@ -31,9 +32,14 @@ from expertile.lab.race.record import SECONDS, Record, kept, read, results_path,
 from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
+# The field of a bench file that an option stands for.
+_SPEC = {"preset": "presets", "backend": "include", "candidate": "candidates"}
+_SPEC |= {name: name for name in ("skip", "only", "tokens", "policy", "routing", "batch", "seq", "seed")}
+_SPEC |= {name: name for name in ("quick", "full", "memory")}
 
 
 def bench(
+    ctx: typer.Context,
     preset: Annotated[
         list[str],
         typer.Option(
@@ -78,20 +84,10 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all else goes to standard error.")] = False,
 ) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
-    given = BenchSpec() if config is None else read_bench_file(config)
-    many: dict[str, list[Any]] = {
-        "presets": preset,
-        "include": backend,
-        "skip": skip,
-        "only": only,
-        "candidates": candidate,
-        "tokens": tokens,
-    }
-    one = {"policy": policy, "routing": routing, "batch": batch, "seq": seq, "seed": seed}
-    flags = {"quick": quick, "full": full, "memory": memory}
-    told: dict[str, Any] = {key: tuple(values) for key, values in many.items() if values}
-    told |= {key: value for key, value in one.items() if value not in (None, "")}
-    spec = replace(given, **told | {key: True for key, asked in flags.items() if asked})
+    spec = BenchSpec() if config is None else read_bench_file(config)
+    typed = {_SPEC[name]: value for name, value in given(ctx).items() if name in _SPEC}
+    told: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in typed.items()}
+    spec = replace(spec, **told)
     if not timeout > 0:
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
@@ -103,36 +99,21 @@ def bench(
             spec = replace(spec, presets=default_preset(device))
         found = parts(spec, device)
     folder = check_folder("out", out or Path(spec.out or "out"))
-    records: list[Record] = []
-    peaks: list[Record] = []
-    paths: list[Path] = []
-    interrupted = False
     if spec.candidates and not found[0].candidates:
         with UserCandidates(spec.candidates, torch.device("cuda" if device.kind == "cuda" else "cpu"), timeout):
             pass  # one that cannot be loaded is to be noticed before an earlier part is measured
+    sitting = _Sitting(spec, device, console, timeout, resume, tune_configs)
+    paths, interrupted = [], False
     for part in found:
-        path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder)
-        paths.append(path)
-        made: list[Record] = []
-        try:
-            for record in _measure(part, spec, device, path, resume, tune_configs, timeout, console):
-                made.append(record)
-            if spec.memory and part.op_workloads:
-                peaks += _measure_memory(part, spec.full, device, path.with_name(f"{path.stem}-memory.jsonl"), console)
-        except KeyboardInterrupt:
-            interrupted = True
-        console.print(f"[dim]{escape(part.name)}: {len(made)} new records in {escape(str(path))}[/dim]")
-        if resume and path.is_file():
-            # The file may hold earlier runs as well, and runs are not to be mixed.
-            held = read(path)
-            made = [r for r in held if r.run == held[-1].run]
-        records += made
+        paths.append(results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder))
+        interrupted = not sitting.measure(part, paths[-1])
         if interrupted:
             break
-    _conclude(records, peaks, paths, device, console, [candidate_name(c) for c in spec.candidates], not no_html)
+    sitting.conclude(paths, not no_html)
+    records = sitting.records
     if as_json:
-        scores = leaderboard(records)
-        print_json({"verdict": verdict(records), "leaderboard": scores, "paths": paths, "records": [*records, *peaks]})
+        every = [*records, *sitting.peaks]
+        print_json({"verdict": verdict(records), "leaderboard": leaderboard(records), "paths": paths, "records": every})
     if interrupted:
         console.print("Interrupted; what was measured is kept. Go on with the same command and --resume.")
         raise typer.Exit(130)
@@ -141,92 +122,110 @@ def bench(
         raise typer.Exit(1)  # a candidate without any right result: so that a script can tell
 
 
-def _measure(
-    part: Part,
-    spec: BenchSpec,
-    device: Device,
-    path: Path,
-    resume: bool,
-    tune_configs: bool,
-    timeout_s: float,
-    console: Console,
-) -> Iterator[Record]:
-    if device.kind != "cuda" and spec.policy == "graph":
-        raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
-    policies = spec.policies
-    if part.name in end_to_end.BACKENDS:
-        chosen = tuple(n for n in end_to_end.BACKENDS[part.name] if spec.chooses(n))
-        seconds = 4.0 if spec.quick else 12.0
-        of_models = end_to_end.measure(part.name, Site.current(), out_path=path, seconds=seconds, backends=chosen)
-        with console.status(f"{part.name}: whole models"):
-            for record in of_models:
-                console.print(escape(end_to_end.line(record)), highlight=False)
-                yield record
-        return
-    if part.note:
-        console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
-    with Display(console, part.name) as display:
-        yield from run(
-            part.workloads,
-            part.backends,
-            operators=part.operators,
-            policies=policies,
-            out_path=path,
-            resume=resume,
-            quick=spec.quick,
-            candidates=part.candidates,
-            candidate_timeout_s=timeout_s,
-            rounds=spec.rounds,
-            tune_configs=tune_configs,
-            on_event=display.on_event,
-        )
+@dataclass
+class _Sitting:
+    """One call of bench: what it was asked, and what it has measured so far."""
 
+    spec: BenchSpec
+    device: Device
+    console: Console
+    timeout_s: float
+    resume: bool
+    tune_configs: bool
+    records: list[Record] = field(default_factory=list)
+    peaks: list[Record] = field(default_factory=list)
 
-def _measure_memory(part: Part, full: bool, device: Device, path: Path, console: Console) -> list[Record]:
-    site = Site.current()
-    workloads = memory_workloads(part.name, part.op_workloads)
-    if device.kind == "cpu" and not full:
-        workloads = for_cpu(workloads)
-    with console.status(f"{part.name}: peak memory"):
-        found = list(kept(measure_memory(workloads, {o.name: o for o in part.operators}, site), path))
-    console.print(f"[dim]{escape(part.name)}: {len(found)} new records of memory in {escape(str(path))}[/dim]")
-    return found
+    def measure(self, part: Part, path: Path) -> bool:
+        """Measure a part into the file `path`; False if it was interrupted."""
+        made: list[Record] = []
+        finished = True
+        try:
+            for record in self._records(part, path):
+                made.append(record)
+            if self.spec.memory and part.op_workloads:
+                self._measure_memory(part, path.with_name(f"{path.stem}-memory.jsonl"))
+        except KeyboardInterrupt:
+            finished = False
+        self.console.print(f"[dim]{escape(part.name)}: {len(made)} new records in {escape(str(path))}[/dim]")
+        if self.resume and path.is_file():
+            # The file may hold earlier runs as well, and runs are not to be mixed.
+            held = read(path)
+            made = [r for r in held if r.run == held[-1].run]
+        self.records += made
+        return finished
 
+    def _records(self, part: Part, path: Path) -> Iterator[Record]:
+        spec = self.spec
+        if self.device.kind != "cuda" and spec.policy == "graph":
+            raise ValueError("policy: expected eager on a CPU (there are no CUDA graphs), got 'graph'")
+        if part.name in end_to_end.BACKENDS:
+            chosen = tuple(n for n in end_to_end.BACKENDS[part.name] if spec.chooses(n))
+            seconds = 4.0 if spec.quick else 12.0
+            with self.console.status(f"{part.name}: whole models"):
+                for record in end_to_end.measure(
+                    part.name, Site.current(), out_path=path, seconds=seconds, backends=chosen
+                ):
+                    self.console.print(escape(end_to_end.line(record)), highlight=False)
+                    yield record
+            return
+        if part.note:
+            self.console.print(f"[dim]{escape(part.note)}[/dim]", highlight=False)
+        with Display(self.console, part.name) as display:
+            yield from run(
+                part.workloads,
+                part.backends,
+                operators=part.operators,
+                policies=spec.policies,
+                out_path=path,
+                resume=self.resume,
+                quick=spec.quick,
+                candidates=part.candidates,
+                candidate_timeout_s=self.timeout_s,
+                rounds=spec.rounds,
+                tune_configs=self.tune_configs,
+                on_event=display.on_event,
+            )
 
-def _conclude(
-    records: list[Record],
-    peaks: list[Record],
-    paths: list[Path],
-    device: Device,
-    console: Console,
-    candidates: list[str],
-    write_html: bool,
-) -> None:
-    if not records:
-        console.print("Nothing was measured.")
-        return
-    if all(r.metric != SECONDS for r in records):  # each was shown when it was made
-        console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
-        return
-    presets = {r.workload.split("/")[0] for r in records}
-    shipped = [r for name in presets for r in shipped_records(name) if r.env.gpu != device.name]
-    shipped += [r for name in presets for r in shipped_records(f"{name}-memory") if r.env.gpu != device.name]
-    console.print(table(records), *tables(leaderboard(records)), sep="\n")
-    lines = elsewhere_lines(records, shipped)
-    if lines:
-        console.print(f"[dim]The same work elsewhere{' (all of it is in the report)' if write_html else ''}:[/dim]")
-    for line in lines:
-        console.print(f"[dim]  {escape(line)}[/dim]", highlight=False)
-    # Last, so that it stands on the screen when the run is over; of a user's own kernel first.
-    for name in candidates:
-        for sentence in of_candidate(records, name):
+    def _measure_memory(self, part: Part, path: Path) -> None:
+        workloads = memory_workloads(part.name, part.op_workloads)
+        if self.device.kind == "cpu" and not self.spec.full:
+            workloads = for_cpu(workloads)
+        rivals = {operator.name: operator for operator in part.operators}
+        with self.console.status(f"{part.name}: peak memory"):
+            found = list(kept(measure_memory(workloads, rivals, Site.current()), path))
+        self.peaks += found
+        self.console.print(f"[dim]{escape(part.name)}: {len(found)} new records of memory in {escape(str(path))}[/dim]")
+
+    def conclude(self, paths: list[Path], write_html: bool) -> None:
+        """Print table, leaderboard and verdict, and write the report."""
+        records, console = self.records, self.console
+        if not records:
+            console.print("Nothing was measured.")
+            return
+        kept_in = "Records: " + ", ".join(escape(str(p)) for p in paths)
+        if all(r.metric != SECONDS for r in records):  # each was shown when it was made
+            console.print(kept_in, highlight=False)
+            return
+        presets = {r.workload.split("/")[0] for r in records}
+        files = [*presets, *(f"{name}-memory" for name in presets)]
+        shipped = [r for name in files for r in shipped_records(name) if r.env.gpu != self.device.name]
+        console.print(table(records), *tables(leaderboard(records)), sep="\n")
+        lines = elsewhere_lines(records, shipped)
+        if lines:
+            where = " (all of it is in the report)" if write_html else ""
+            console.print(f"[dim]The same work elsewhere{where}:[/dim]")
+        for line in lines:
+            console.print(f"[dim]  {escape(line)}[/dim]", highlight=False)
+        # Last, so that it stands on the screen when the run is over; of a user's own kernel first.
+        candidates = [candidate_name(c) for c in self.spec.candidates]
+        found = [sentence for name in candidates for sentence in of_candidate(records, name)]
+        found += verdict([r for r in records if r.status == "ok" or r.backend not in candidates])
+        for sentence in found:
             console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
-    for sentence in verdict([r for r in records if r.status == "ok" or r.backend not in candidates]):
-        console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
-    for sentence in conclude(records):
-        console.print(f"• {escape(sentence)}", highlight=False)
-    console.print("Records: " + ", ".join(escape(str(p)) for p in paths), highlight=False)
-    if write_html:
-        # One page for everything that this call measured.
-        page = paths[0].with_suffix(".html") if len(paths) == 1 else paths[0].with_name("report.html")
-        console.print(f"Report:  {escape(str(html([*records, *peaks], page, shipped)))}", highlight=False)
+        for sentence in conclude(records):
+            console.print(f"• {escape(sentence)}", highlight=False)
+        console.print(kept_in, highlight=False)
+        if write_html:
+            # One page for everything that this call measured.
+            page = paths[0].with_suffix(".html") if len(paths) == 1 else paths[0].with_name("report.html")
+            console.print(f"Report:  {escape(str(html([*records, *self.peaks], page, shipped)))}", highlight=False)

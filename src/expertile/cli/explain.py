@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from expertile.cli.complete import gpus, operators_explained
+from expertile.cli.given import given
 from expertile.cli.output import print_json
 from expertile.cli.traffic import GROUPED, OPERATORS, OPTIONS, records_in, show_traffic, subject_of
 from expertile.device import Device
@@ -66,11 +67,11 @@ def explain(
     With --op the memory traffic of any operator: unfused, as torch does it, and as this package does.
     """
     console = Console(emoji=False)
-    given = {name: value for name, value in ctx.params.items() if _is_given(ctx, name)}
-    of_operators = {name: value for name, value in given.items() if name in OPTIONS}
+    typed = given(ctx)
+    of_operators = {name: value for name, value in typed.items() if name in OPTIONS}
     if op and op != GROUPED:
         for name in ("tokens", "top_k", "groups", "k", "n", "product", "routing", "seed"):
-            if name in given:
+            if name in typed:
                 raise ValueError(f"{name}: expected without --op or with --op {GROUPED}, got it with --op {op}")
         device = Device.by_name(gpu) if gpu else Device.current()
         explained = explain_subject(subject_of(op, of_operators, dtype), device, records_in(records))
@@ -79,7 +80,7 @@ def explain(
         else:
             show_traffic(explained, measured, console)
         return
-    for name in (*of_operators, *(n for n in ("measured", "records") if n in given and not op)):
+    for name in (*of_operators, *(n for n in ("measured", "records") if n in typed and not op)):
         raise ValueError(f"{name}: expected with --op and one of {', '.join(OPERATORS)}, got it without")
     if dtype not in ("bf16", "fp16", "fp32"):
         raise ValueError(f"dtype: expected bf16, fp16 or fp32, got {dtype!r}")
@@ -129,12 +130,6 @@ def _answer(found: Explanation) -> dict[str, Any]:
         ],
         "refusal": found.refusal,
     }
-
-
-def _is_given(ctx: typer.Context, option: str) -> bool:
-    """Whether an option stands on the command line, rather than having its default."""
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _summary(sizes: tuple[int, ...], most: int = 16) -> str:
