@@ -21,8 +21,6 @@ from expertile.moe.parallel import ExpertParallel, ParallelConfig
 OURS, ONE_GPU, TORCH, COMPILED = "expertile", "one GPU", "torch", "torch.compile"
 STEP, COMPUTE, COMMUNICATION = "step", "compute", "communication"
 
-Run = Callable[[], Tensors]
-
 
 @dataclass(frozen=True)
 class Way:
@@ -47,7 +45,7 @@ class Way:
 @dataclass
 class Ready:
     """calls: by pass and kind. errors and reason: as `judge` has them. bits: whether out has the bits of `moe_mlp` on
-    one GPU. leaving: bytes of rows that leave this rank, by pass."""
+    one GPU. leaving: bytes of rows that leave this rank, by pass; none where nothing leaves."""
 
     calls: dict[tuple[str, str], Callable[[], object]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
@@ -55,33 +53,31 @@ class Ready:
     bits: bool = False
     leaving: dict[str, int] = field(default_factory=dict)
 
-    def check(self, case: Case, results: list[Tensors], expected: Tensors) -> None:
+    def check(self, results: list[Tensors], expected: Tensors) -> None:
         """Judge each of several results; the worst counts."""
         self.bits = all(torch.equal(got["out"], expected["out"]) for got in results)
         for got in results:
             errors, reason = judge(got, expected)
-            self.errors = {name: max(error, self.errors.get(name, 0.0)) for name, error in errors.items()} | {
-                name: error for name, error in self.errors.items() if name not in errors
-            }
+            self.errors |= {name: max(error, self.errors.get(name, 0.0)) for name, error in errors.items()}
             self.reason = self.reason or reason
 
 
 def prepare(way: Way, case: Case) -> Ready:
     """Compute the way once and judge it. Exceptions pass through."""
-    ready = Ready()
     makers = {OURS: _ours, ONE_GPU: _one_gpu}
-    makers.get(way.name, _plain)(way, case, ready)
-    return ready
+    return makers.get(way.name, _plain)(way, case)
 
 
-def _check_and_capture(way: Way, case: Case, ready: Ready, runs: dict[str, Run], expected: Tensors) -> None:
-    """Fill `ready` with the whole steps, judged as they will be timed."""
+def _whole(way: Way, case: Case, step: Callable[[bool], Tensors], expected: Tensors) -> Ready:
+    """The whole steps of each pass, judged as they will be timed; step(backward)."""
+    runs: dict[str, Callable[[], Tensors]] = {name: partial(step, name == BOTH) for name in case.job.passes}
     results = [run() for run in runs.values()]
     if way.graph:
         runs = {name: _captured(run) for name, run in runs.items()}
         results += [run() for run in runs.values()]
-    ready.check(case, results, expected)
-    ready.calls |= {(name, STEP): run for name, run in runs.items()}
+    ready = Ready({(name, STEP): run for name, run in runs.items()})
+    ready.check(results, expected)
+    return ready
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
     return _Replay(graph, result, call)
 
 
-def _one_gpu(way: Way, case: Case, ready: Ready) -> None:
+def _one_gpu(way: Way, case: Case) -> Ready:
     """`moe_mlp` with all experts, on this rank's tokens, or on all of them where those are divided. Gradients of the
     weights are of these tokens alone, so the expected ones are none of theirs where every rank has its own tokens."""
     weak = case.job.scaling == "weak"
@@ -121,9 +117,7 @@ def _one_gpu(way: Way, case: Case, ready: Ready) -> None:
         whole = computed(moe_mlp, tokens, case.gate_up, case.down, backward)
         return whole if weak else case.own(whole)
 
-    runs: dict[str, Run] = {name: partial(run, name == BOTH) for name in case.job.passes}
-    _check_and_capture(way, case, ready, runs, expected)
-    ready.leaving = dict.fromkeys(case.job.passes, 0)
+    return _whole(way, case, run, expected)
 
 
 def forward(of: ExpertParallel, *operands: torch.Tensor) -> torch.Tensor:
@@ -134,7 +128,7 @@ def forward(of: ExpertParallel, *operands: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _ours(way: Way, case: Case, ready: Ready) -> None:
+def _ours(way: Way, case: Case) -> Ready:
     s, tokens = case.job.size, case.tokens()
     config = ParallelConfig(
         s.experts,
@@ -150,12 +144,10 @@ def _ours(way: Way, case: Case, ready: Ready) -> None:
     def step(of: ExpertParallel, backward: bool) -> Tensors:
         return computed(partial(forward, of), tokens, gate_up, down, backward)
 
-    runs: dict[str, Run] = {name: partial(step, parallel, name == BOTH) for name in case.job.passes}
-    _check_and_capture(way, case, ready, runs, case.expected)
+    ready = _whole(way, case, partial(step, parallel), case.expected)
     parallel.check()
     if case.world == 1:
-        ready.leaving = dict.fromkeys(case.job.passes, 0)
-        return
+        return ready
 
     recording, silent = copy.copy(parallel), copy.copy(parallel)
     recording._exchange = recorder = Recorder(parallel._exchange)
@@ -175,9 +167,10 @@ def _ours(way: Way, case: Case, ready: Ready) -> None:
             reason = judge(got, case.expected)[1]
             ready.reason = ready.reason or (f"compute alone: {reason}" if reason else "")
         ready.calls[key] = call
+    return ready
 
 
-def _plain(way: Way, case: Case, ready: Ready) -> None:
+def _plain(way: Way, case: Case) -> Ready:
     s, world, tokens = case.job.size, case.world, case.tokens()
     if s.experts % world:
         raise ValueError(f"experts: expected a multiple of {world} ranks, got {s.experts}")
@@ -188,13 +181,11 @@ def _plain(way: Way, case: Case, ready: Ready) -> None:
         parts = parts.compiled(tokens["x"], tokens["ids"], tokens["weights"])
 
     mlp = partial(rival.mlp, experts=s.experts, parts=parts)
-    runs: dict[str, Run] = {
-        name: partial(computed, mlp, tokens, gate_up, down, name == BOTH) for name in case.job.passes
-    }
-    _check_and_capture(way, case, ready, runs, case.expected)
+    ready = _whole(way, case, partial(computed, mlp, tokens, gate_up, down), case.expected)
     ids = case.all_tokens["ids"]
     to_here = (ids >= mine.start) & (ids < mine.stop)
     stays = int(to_here[case.rows].sum())
     away, arrives = tokens["ids"].numel() - stays, int(to_here.sum()) - stays
     forward = (away + arrives) * s.hidden * tokens["x"].element_size()
     ready.leaving = {name: forward * (2 if name == BOTH else 1) for name in case.job.passes}
+    return ready
