@@ -56,8 +56,10 @@ def _time(record: Record | None) -> float | None:
     return None if record is None else record.time_s
 
 
-def _workloads(found: Times, op: str, preset: str) -> list[str]:
-    return list(dict.fromkeys(w for o, w, _, _ in found if o == op and w.startswith(f"{preset}/")))
+def _timed(found: Times, op: str, preset: str) -> list[tuple[str, Record]]:
+    """(workload, our record under CUDA-graph replay) where ours has a time."""
+    names = dict.fromkeys(w for o, w, _, _ in found if o == op and w.startswith(f"{preset}/"))
+    return [(name, ours) for name in names if (ours := ok(found, op, name, OURS))]
 
 
 def _rates(record: Record) -> list[str]:
@@ -67,15 +69,12 @@ def _rates(record: Record) -> list[str]:
 
 
 def _sweep(found: Times) -> list[str]:
-    op, preset, body = "scaled_grouped_mm", "fp8-sweep", []
-    names = _workloads(found, op, preset)
+    op, body = "scaled_grouped_mm", []
+    workloads = _timed(found, op, "fp8-sweep")
     # A specialised rival has a column where it ran beside ours, and a sentence where it did not.
-    deepgemm = any(ok(found, op, name, "deepgemm") for name in names)
+    deepgemm = any(ok(found, op, name, "deepgemm") for name, _ in workloads)
     rivals = ("torch", "bf16", "deepgemm") if deepgemm else ("torch", "bf16")
-    for name in names:
-        ours = ok(found, op, name, OURS)
-        if ours is None or ours.time_s is None:
-            continue
+    for name, ours in workloads:
         s = ours.shape
         sizes = (s["groups"], s["tokens"] * s["top_k"] // s["groups"], s["n"], s["k"])
         eager = micros(_time(ok(found, op, name, OURS, "eager")))
@@ -95,23 +94,20 @@ def _sweep(found: Times) -> list[str]:
 
 def _large(found: Times) -> list[str]:
     op, body = "scaled_grouped_mm", []
-    names = _workloads(found, op, "fp8-large")
-    others = [b for b in ("deepgemm", "dense", "copy", "torch", "bf16") if any(ok(found, op, n, b) for n in names)]
-    for name in names:
-        ours = ok(found, op, name, OURS)
-        if ours is not None:
-            beside = (to_ours(ok(found, op, name, other), ours) for other in others)
-            body.append([cell(name.partition("/")[2]), *_rates(ours), *beside])
+    workloads = _timed(found, op, "fp8-large")
+    rivals = ("deepgemm", "dense", "copy", "torch", "bf16")
+    others = [rival for rival in rivals if any(ok(found, op, name, rival) for name, _ in workloads)]
+    for name, ours in workloads:
+        beside = (to_ours(ok(found, op, name, other), ours) for other in others)
+        body.append([cell(name.partition("/")[2]), *_rates(ours), *beside])
     header = ["workload", "µs", "TFLOP/s", "TB/s", "of bound", *others]
     return [markdown_table(header, body)] if body else []
 
 
 def _causes(found: Times) -> list[str]:
     op, body = "fp8_causes", []
-    for name in _workloads(found, op, "fp8-causes"):
-        ours, eager = ok(found, op, name, OURS), ok(found, op, name, OURS, "eager")
-        if ours is None or ours.time_s is None:
-            continue
+    for name, ours in _timed(found, op, "fp8-causes"):
+        eager = ok(found, op, name, OURS, "eager")
         variants = [ok(found, op, name, f"{OURS}-{v}") for v in ("row", "vector", "triton_fp8", "padded")]
         padded = ok(found, op, name, f"{OURS}-padded", "eager")
         wrong = found.get((op, name, "multiplied", "eager")) or found.get((op, name, "multiplied", "graph"))
@@ -137,12 +133,10 @@ def _causes(found: Times) -> list[str]:
 
 def _quantisers(found: Times) -> list[str]:
     op, body = "quantize_fp8", []
-    for name in _workloads(found, op, "quantize"):
-        ours = ok(found, op, name, OURS)
-        if ours is not None:
-            others = (to_ours(ok(found, op, name, rival), ours) for rival in ("copy", "torch.compile", "torch"))
-            rate = significant((ours.gbps or 0.0) / 1e3)
-            body.append([cell(name.partition("/")[2]), micros(ours.time_s), rate, *others])
+    for name, ours in _timed(found, op, "quantize"):
+        others = (to_ours(ok(found, op, name, rival), ours) for rival in ("copy", "torch.compile", "torch"))
+        rate = significant((ours.gbps or 0.0) / 1e3)
+        body.append([cell(name.partition("/")[2]), micros(ours.time_s), rate, *others])
     header = ["call", "µs", "TB/s", "copy", "torch.compile", "torch"]
     return [markdown_table(header, body)] if body else []
 

@@ -38,7 +38,7 @@ def impact(
     found, own = Device.by_name(gpu), records_in(records)
     held = shipped() if own is None else own
     lines = lab.impact(model, held, found, batch=batch, seq_len=seq_len, dtype=dtype, policy=policy, baseline=baseline)
-    batch = batch or lab.MODELS[model][-1]
+    batch = batch or lab.MODELS[model].batch
     if as_json:
         print_json({"model": model, "gpu": found.name, "policy": policy, "batch": batch, "lines": lines})
     else:

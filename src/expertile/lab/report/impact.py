@@ -18,23 +18,39 @@ from expertile.suggest import one_of
 TORCH = "torch"
 # What "torch" is called in the records of an operator: F.grouped_mm, and what F.sdpa takes by default.
 _TORCH_NAMES = {"grouped_mm": "torch_grouped", "attention": "sdpa_fa2"}
-_NO_KEYS = "keys of 192 elements beside values of 128 are not supported"
-_NO_SINKS = "attention sinks are not supported"
-# config.json of each: norm, (rows a token, cols, calls), …; attention (heads, kv heads, dim, causal, calls, why not);
-# experts (E, k, H, I, layers) or None; dtype and sequences of a pass. BERT's are report 004's.
-MODELS: dict[str, tuple[Any, ...]] = {
-    "bert-base": ("layer_norm", ((1, 768, 25),), (12, 12, 64, False, 12, ""), None, "fp32", 32),
-    "mixtral-8x7b": ("rms_norm", ((1, 4096, 65),), (32, 8, 128, True, 32, ""), (8, 2, 4096, 14336, 32), "bf16", 16),
-    "deepseek-v3": (
-        *("rms_norm", ((1, 7168, 123), (1, 1536, 61), (1, 512, 61)), (128, 128, 192, True, 61, _NO_KEYS)),
-        *((256, 8, 7168, 2048, 58), "bf16", 16),
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a forward pass calls. `norms`: (rows a token, cols, calls) each. `attention`: heads, key heads, elements of
+    a head, causal, calls, and why it is left out, or "". `experts`: E, k, H, I, layers. `batch`: sequences."""
+
+    norm: str
+    norms: tuple[tuple[int, int, int], ...]
+    attention: tuple[int, int, int, bool, int, str]
+    experts: tuple[int, int, int, int, int] | None
+    dtype: str = "bf16"
+    batch: int = 16
+
+
+# By config.json of each; BERT's dtype and batch are report 004's.
+MODELS = {
+    "bert-base": Model("layer_norm", ((1, 768, 25),), (12, 12, 64, False, 12, ""), None, "fp32", 32),
+    "mixtral-8x7b": Model("rms_norm", ((1, 4096, 65),), (32, 8, 128, True, 32, ""), (8, 2, 4096, 14336, 32)),
+    "deepseek-v3": Model(
+        "rms_norm",
+        ((1, 7168, 123), (1, 1536, 61), (1, 512, 61)),
+        (128, 128, 192, True, 61, "keys of 192 elements beside values of 128 are not supported"),
+        (256, 8, 7168, 2048, 58),
     ),
-    "qwen3-30b-a3b": (
-        *("rms_norm", ((1, 2048, 97), (32, 128, 48), (4, 128, 48)), (32, 4, 128, True, 48, "")),
-        *((128, 8, 2048, 768, 48), "bf16", 16),
+    "qwen3-30b-a3b": Model(
+        "rms_norm", ((1, 2048, 97), (32, 128, 48), (4, 128, 48)), (32, 4, 128, True, 48, ""), (128, 8, 2048, 768, 48)
     ),
-    "gpt-oss-120b": (
-        *("rms_norm", ((1, 2880, 73),), (64, 8, 64, True, 36, _NO_SINKS), (128, 4, 2880, 2880, 36), "bf16", 16),
+    "gpt-oss-120b": Model(
+        "rms_norm",
+        ((1, 2880, 73),),
+        (64, 8, 64, True, 36, "attention sinks are not supported"),
+        (128, 4, 2880, 2880, 36),
     ),
 }
 
@@ -52,14 +68,14 @@ class Line:
 
 def uses(model: str, batch: int, seq_len: int) -> Iterator[Line]:
     """The calls of one forward pass of `batch` sequences."""
-    norm, norms, (heads, kv_heads, dim, causal, count, why), experts, *_ = MODELS[model]
-    tokens = batch * seq_len
-    for rows, cols, calls in norms:
-        yield Line(norm, {"rows": tokens * rows, "cols": cols}, calls)
+    found, tokens = MODELS[model], batch * seq_len
+    for rows, cols, calls in found.norms:
+        yield Line(found.norm, {"rows": tokens * rows, "cols": cols}, calls)
+    heads, kv_heads, dim, causal, count, why = found.attention
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": seq_len, "k_len": seq_len}
     yield Line("attention", sizes | {"head_dim": dim, "causal": causal}, count, why)
-    if experts:
-        groups, top_k, hidden, ffn, layers = experts
+    if found.experts:
+        groups, top_k, hidden, ffn, layers = found.experts
         for k, n in ((hidden, 2 * ffn), (ffn, hidden)):
             yield Line(
                 "grouped_mm", {"layout": "ragged_m", "groups": groups, "m": tokens * top_k, "n": n, "k": k}, layers
@@ -87,8 +103,7 @@ def impact(
     baselines = dict.fromkeys([TORCH, *sorted({r.backend for r in records if r.op in ops})])
     if baseline not in baselines and records:
         raise ValueError(f"baseline: expected {one_of(baseline, baselines)}")
-    own_dtype, own_batch = MODELS[model][-2:]
-    dtype, batch = dtype or own_dtype, own_batch if batch is None else batch
+    dtype, batch = dtype or MODELS[model].dtype, MODELS[model].batch if batch is None else batch
     if min(batch, seq_len) < 1:
         raise ValueError(f"batch, seq_len: expected 1 or more, got {batch} and {seq_len}")
     found = [r for r in records if (r.status, r.policy, r.env.gpu, r.dtype) == ("ok", policy, device.name, dtype)]
