@@ -27,8 +27,8 @@ _LIGHT = {limiter: light for light, limiter in LIMITER.items()}
 def blocks(records: Sequence[Record], checks: Mapping[str, Any], gpu: str) -> dict[str, str]:
     """Text by marker."""
     here = [r for r in records if r.env.gpu == gpu and r.policy == "graph"]
-    found = {preset: against(_of(here, preset)) for preset in PRESETS}
-    return {**found, "checked": checked(checks)}
+    of_presets = {preset: [r for r in here if r.workload.startswith(f"{preset}/")] for preset in PRESETS}
+    return {**{preset: against(found) for preset, found in of_presets.items()}, "checked": checked(checks)}
 
 
 def read_checks(folder: Path) -> dict[str, Any]:
@@ -36,10 +36,6 @@ def read_checks(folder: Path) -> dict[str, Any]:
     kinds = ("random-shapes", "sanitize")
     files = {kind: sorted(folder.glob(f"????-??-??-{kind}.json")) for kind in kinds}
     return {kind: json.loads(paths[-1].read_text()) for kind, paths in files.items() if paths}
-
-
-def _of(records: Sequence[Record], preset: str) -> list[Record]:
-    return [r for r in records if r.workload.startswith(f"{preset}/")]
 
 
 def against(records: Sequence[Record]) -> str:

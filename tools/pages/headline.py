@@ -171,7 +171,7 @@ def table(found: Sequence[Standing]) -> str:
         return NOT_MEASURED
     body = [
         [
-            f"{s.job.name}{_mark(s)}",
+            s.job.name + "\u00a0¹" * bool(s.absent),
             s.job.label,
             _named(s.rivals),
             f"**{times(s.mean)}**",
@@ -190,10 +190,6 @@ def table(found: Sequence[Standing]) -> str:
     )
     header = ["job", "ours", "best rival (workloads)", "ratio", "worst", "faster / tie / slower"]
     return "\n\n".join([lead, markdown_table(header, body, left=3), _footnote(found)])
-
-
-def _mark(s: Standing) -> str:
-    return "\u00a0¹" if s.absent else ""
 
 
 def _named(rivals: Sequence[str]) -> str:

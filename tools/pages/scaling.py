@@ -124,7 +124,8 @@ def sentences(sweep: Sweep) -> list[str]:
     """What is seen along a sweep, in words: growth, what limits where, who is fastest where, how near the limits."""
     axis, points = AXIS_NAMES[sweep.axis], sweep.points
     (first, start), (last, end) = points[0], points[-1]
-    grown = [_ratio(_value(start, key), _value(end, key)) for key in ("flops", "nbytes", "time_s")]
+    pairs = ((_value(start, key), _value(end, key)) for key in ("flops", "nbytes", "time_s"))
+    grown = [f"{significant(after / before)}×" if before and after else MISSING for before, after in pairs]
     said = [
         f"From {first} to {last} {axis} FLOPs grow {grown[0]}, bytes {grown[1]}, and the time of the fastest backend "
         f"{grown[2]}: {micros(_value(start, 'time_s'))} µs to {micros(_value(end, 'time_s'))} µs."
@@ -277,10 +278,6 @@ def _plain(sweep: Sweep) -> tuple[int, int, float] | None:
         if end >= 4 * start and start_s and end_s <= _FLAT * start_s
     ]
     return max(found)[1:] if found else None
-
-
-def _ratio(start: float | None, end: float | None) -> str:
-    return f"{significant(end / start)}×" if start and end else MISSING
 
 
 def _value(contest: Contest, key: str) -> float | None:

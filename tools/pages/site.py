@@ -67,14 +67,10 @@ def cli() -> str:
     for name in COMMANDS:
         command = group.resolve_command(context, [name])[1]
         body = [row for parameter in command.params if (row := _parameter(parameter))]
-        parts += [f"## {name}", _paragraphs(command.help or "")]
+        parts += [f"## {name}", *map(cell, (command.help or "").split("\n\n"))]
         if body:
             parts.append(markdown_table(["option", "meaning"], body, left=2))
     return "\n\n".join(parts)
-
-
-def _paragraphs(text: str) -> str:
-    return "\n\n".join(cell(part) for part in text.split("\n\n"))
 
 
 def _parameter(parameter: Any) -> list[str] | None:

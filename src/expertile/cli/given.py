@@ -9,9 +9,5 @@ import typer
 
 def given(ctx: typer.Context) -> dict[str, Any]:
     """The options and arguments that stand on the command line, by their names in Python."""
-    return {name: value for name, value in ctx.params.items() if _typed(ctx, name)}
-
-
-def _typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name: ctx.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}

@@ -4,7 +4,7 @@ workloads and those that race on them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,7 +72,8 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
     workloads = for_cpu(every) if spared else every
     if name == LADDER:
         workloads = tuple(ladder_for_device([w for w in workloads if isinstance(w, GroupedWorkload)], device))
-    racing = _backends(name, workloads)
+    products = any(isinstance(w, GroupedWorkload) for w in workloads)
+    racing = (RUNGS if name == LADDER else BACKENDS) if products else ()
     rivals = [operators()[op] for op in dict.fromkeys(w.op for w in workloads if not isinstance(w, GroupedWorkload))]
     backends = tuple(b for b in racing if spec.chooses(b.name))
     compiled = not spared or COMPILED in spec.include
@@ -91,13 +92,6 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
         also = "" if compiled else f" and {COMPILED}"
         note = f"{name}: {sizes}{also} are left out, since a CPU takes long over them; --full measures them too"
     return Part(name, workloads, backends, left, candidates, note)
-
-
-def _backends(preset: str, workloads: Sequence[Workload]) -> tuple[Backend, ...]:
-    """Those that race on grouped products of `preset` (the ladder's are its rungs), in display order."""
-    if not any(isinstance(w, GroupedWorkload) for w in workloads):
-        return ()
-    return RUNGS if preset == LADDER else BACKENDS
 
 
 def _check_names(spec: BenchSpec) -> None:

@@ -187,14 +187,9 @@ def measured_table(records: Sequence[Record]) -> Table:
 
 
 def _told(subject: Subject) -> str:
-    dims = ", ".join(f"{key} {_short(value)}" for key, value in subject.dims)
+    sizes = {key: f"of {len(x)} groups, {sum(x)} rows" for key, x in subject.dims if isinstance(x, tuple)}
+    dims = ", ".join(f"{key} {sizes.get(key, value)}" for key, value in subject.dims)
     return f"{subject.op}: {dims}, {subject.dtype}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"of {len(value)} groups, {sum(value)} rows"
-    return str(value)
 
 
 def _mb(nbytes: float | None) -> str:

@@ -125,7 +125,8 @@ def make(job: Job, rank: int, world: int, device: torch.device, seed: int = 0) -
         for weight in (gate_up, down):
             dist.broadcast(weight, 0)
     case = Case(job, rank, world, gate_up, down, own, {})
-    return replace(case, expected=_expected(case))
+    whole = computed(moe_mlp, own, gate_up, down, BOTH in job.passes)
+    return replace(case, expected={name: x.clone() for name, x in case.own(whole).items()})  # of this rank alone
 
 
 def _gathered(x: torch.Tensor, world: int) -> torch.Tensor:
@@ -149,12 +150,6 @@ def computed(mlp: Mlp, tokens: Tensors, gate_up: torch.Tensor, down: torch.Tenso
     out = mlp(leaves["x"], leaves["gate_up"], leaves["down"], tokens["ids"], leaves["weights"])
     gradients = torch.autograd.grad(out, list(leaves.values()), tokens["dy"])
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
-
-
-def _expected(case: Case) -> Tensors:
-    """Of all tokens together; only what belongs to this rank is kept."""
-    whole = computed(moe_mlp, case.all_tokens, case.gate_up, case.down, BOTH in case.job.passes)
-    return {name: x.clone() for name, x in case.own(whole).items()}
 
 
 def judge(got: Tensors, expected: Tensors) -> tuple[dict[str, float], str]:

@@ -12,6 +12,7 @@ communicates.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -61,7 +62,8 @@ class Records:
         reason of a right way that has none."""
         reason = "; ".join(dict.fromkeys(said["reason"] for said in ranks if said["reason"]))
         world = 1 if way.name == ONE_GPU else case.world
-        errors = {name: _finite(error) for name, error in _worst(said["errors"] for said in ranks).items()}
+        worst = _worst(said["errors"] for said in ranks)
+        errors = {name: error if math.isfinite(error) else None for name, error in worst.items()}
         leaving = _worst(said["leaving"] for said in ranks)
         details = {
             "tokens_of_gpu": case.job.tokens_of_rank(world),
@@ -139,8 +141,3 @@ def _worst(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name, value in of_rank.items():
             found[name] = max(value, found.get(name, value))
     return found
-
-
-def _finite(value: float) -> float | None:
-    """None for a number that JSON has not."""
-    return value if value - value == 0.0 else None

@@ -21,7 +21,7 @@ from typing import Any
 
 from expertile.lab.race.record import BASELINES
 from expertile.lab.report.contest import Contest
-from expertile.lab.report.palette import baseline_style, styles
+from expertile.lab.report.palette import LINES, styles
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import percent, short
 
@@ -184,7 +184,7 @@ def two_axes(x: Figure, y: Figure, marks: Sequence[Figure], labels: Sequence[Fig
 
 def line(name: str, points: Sequence[tuple[float, float] | None]) -> Figure:
     """A reference line of "bound" or a baseline; None breaks it."""
-    colour, dash = baseline_style(name)
+    colour, dash = LINES[name]
     xs, ys = [p[0] if p else None for p in points], [p[1] if p else None for p in points]
     return {"kind": "line", "backend": name, "colour": colour, "dash": dash, "x": xs, "y": ys}
 

@@ -115,17 +115,14 @@ def _half(row: Row) -> float:
     return max(math.log(row.seconds / low), math.log(high / row.seconds)) if low > 0 else math.inf
 
 
-def _unclear(score: Score) -> bool:
-    return score.speed is not None and score.ci95 is not None and too_wide(score.speed, score.ci95)
-
-
 def _reasons(score: Score) -> str:
     return ", ".join(f"{count} {status}" for status, count in score.missing.items())
 
 
 def cells(board: Board, score: Score) -> list[str]:
     peers = [other for other in board.scores if other.rank == score.rank]
-    alike = "" if len(peers) < 2 else "?" if any(_unclear(other) for other in peers) else "="
+    unclear = any(other.speed and other.ci95 and too_wide(other.speed, other.ci95) for other in peers)
+    alike = "" if len(peers) < 2 else "?" if unclear else "="
     low, high = score.ci95 or (0.0, 0.0)
     lacks = f": {_reasons(score)}" if score.missing else ""
     return [

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from expertile.lab.race.record import BASELINES
 from expertile.lab.report.svg import contrast, readable
@@ -37,7 +38,8 @@ _SPARE = (
     ("#CC6677", "octagon"),
     ("#5E8C31", "star-hexagon"),
 )
-_LINES = {"dense": ("@fg", ""), "copy": ("@fg", "dot"), "bound": ("@accent", "")}
+LINES = {"dense": ("@fg", ""), "copy": ("@fg", "dot"), "bound": ("@accent", "")}
+"""(colour of the page, dash) of the line of the bound or a speed of light."""
 CARDS = {"light": "#ffffff", "dark": "#14171b"}
 """The page's background, on which the colours of backends are to be told apart."""
 _CONTRAST = {"light": 3.0, "dark": 4.5}
@@ -51,14 +53,9 @@ def styles(backends: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {name: _KNOWN.get(name) or spare[name] for name in names}
 
 
-def baseline_style(name: str) -> tuple[str, str]:
-    """(colour of the page, dash) of the line of the bound or a speed of light."""
-    return _LINES[name]
-
-
 def look(looks: Mapping[str, tuple[str, str]], backend: str) -> tuple[str, str]:
     """Of `styles`; a baseline's marker is a short stroke in the colour of text."""
-    return looks.get(backend) or (_LINES[backend][0], "stroke")
+    return looks.get(backend) or (LINES[backend][0], "stroke")
 
 
 def theme_css(theme: str) -> str:
@@ -67,9 +64,6 @@ def theme_css(theme: str) -> str:
     """
     colours = dict.fromkeys(colour for colour, _ in (*_KNOWN.values(), *_SPARE))
     shown = {colour: readable(colour, CARDS[theme], _CONTRAST[theme]) for colour in colours}
-    return "".join(f"--c{name[1:]}:{seen};--t{name[1:]}:{_text_on(seen)};" for name, seen in shown.items())
-
-
-def _text_on(colour: str) -> str:
-    """Black or white, whichever contrasts more with `colour`."""
-    return max("#000000", "#ffffff", key=lambda text: contrast(text, colour))
+    # Text is black or white, whichever contrasts more.
+    texts = {colour: max("#000000", "#ffffff", key=partial(contrast, seen)) for colour, seen in shown.items()}
+    return "".join(f"--c{name[1:]}:{seen};--t{name[1:]}:{texts[name]};" for name, seen in shown.items())

@@ -85,8 +85,10 @@ def of_run(run: Run, anchor: str, figures: Figures, label: str) -> dict[str, Any
         "first": first,
         "count": len(run.rows),
     }
-    places = {(contest.sample.work, contest.policy): contest for contest in run.contests}
-    figures.lines += [_texts(places[row.work, row.policy], row) for row in run.rows]
+    contests = {(contest.sample.work, contest.policy): contest for contest in run.contests}
+    for row in run.rows:
+        texts = (text(contests[row.work, row.policy], row) for _, _, text in COLUMNS)
+        figures.lines.append([*texts, "baseline" if row.is_baseline else ""])
     return shown
 
 
@@ -130,9 +132,11 @@ def _preset(run: Run, name: str, figures: Figures, label: str) -> tuple[list[Any
         for title in dict.fromkeys(title for found in charts for title in found):
             for policy, found in zip(run.policies, charts, strict=True):
                 rest += figures.add(found.get(title), f"{what}: {title}", policy, label)
+    compute, memory = roofs(run)
+    unknown = [what for what, known in (("compute peak", compute), ("memory bandwidth", memory)) if not known]
+    roofline = "Roofline" + (f" ({' and '.join(unknown)} unknown)" if unknown else "")
     for policy in run.policies:
-        chart = roofline_figure(run, run.contests_of(policy, name))
-        rest += figures.add(chart, f"Roofline{_roof_note(run)}", policy, label)
+        rest += figures.add(roofline_figure(run, run.contests_of(policy, name)), roofline, policy, label)
     rest += figures.add(launch_figure(overhead(run, name)), "Launch overhead: eager minus graph", "", label)
     return near, rest
 
@@ -146,11 +150,6 @@ def memory(charts: Sequence[MemoryChart], figures: Figures, names: Sequence[str]
         said = [sentence.replace("`", "") for sentence in memory_sentences(chart)]
         found.append((*figures.add(memory_figure(chart, looks), caption), said))
     return found
-
-
-def _texts(contest: Contest, row: Row) -> list[str]:
-    """The texts of `COLUMNS`, and whether it is a baseline."""
-    return [*(text(contest, row) for _, _, text in COLUMNS), "baseline" if row.is_baseline else ""]
 
 
 def _sizes(row: Row) -> str:
@@ -183,6 +182,7 @@ def _glance(run: Run, anchor: str, figures: Figures) -> list[dict[str, Any]]:
             for name in run.backends
             if any((row := contest.of(name)) and row.status != "unsupported" for contest in contests)
         ]
+        heads = [escape(short(name, 28)).replace("_", Markup("_<wbr>")) for name in names]  # may break at "_"
         suffix = f"-{policy}" if policy != run.policies[0] else ""
         lines = []
         for contest in contests:
@@ -193,7 +193,7 @@ def _glance(run: Run, anchor: str, figures: Figures) -> list[dict[str, Any]]:
                 "policy": policy,
                 "title": sentence_case(POLICY_NAMES.get(policy, policy)),
                 "what": "share of the bound" if bounded else "speed relative to the fastest backend",
-                "columns": [("Workload", ""), *((text, "num") for text in ("Bound, µs", *map(_breakable, names)))],
+                "columns": [("Workload", ""), *((text, "num") for text in ("Bound, µs", *heads))],
                 "rows": lines,
                 "means": [_mean(contests, name, bounded) for name in names],
             }
@@ -224,10 +224,6 @@ def _mean(contests: Sequence[Contest], name: str, bounded: bool) -> tuple[str, s
     return percent(geometric_mean(values)), note
 
 
-def _breakable(name: str) -> str:
-    return escape(short(name, 28)).replace("_", Markup("_<wbr>"))
-
-
 def _values(rows: Sequence[Row], name: str) -> str:
     return ", ".join(dict.fromkeys(str(value) for row in rows if (value := getattr(row.env, name)) not in (None, "")))
 
@@ -256,9 +252,3 @@ def _limits(run: Run) -> str:
     parts = [f"{dtype} {significant(peak)} TFLOP/s" for dtype, peak in sorted(compute.items())]
     parts.append(f"memory {significant(memory)} TB/s" if memory else "memory bandwidth unknown")
     return ", ".join(parts)
-
-
-def _roof_note(run: Run) -> str:
-    compute, memory = roofs(run)
-    missing = [name for name, known in (("compute peak", compute), ("memory bandwidth", memory)) if not known]
-    return f" ({' and '.join(missing)} unknown)" if missing else ""
