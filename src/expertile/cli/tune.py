@@ -58,38 +58,40 @@ def tune(
     def say(text: str) -> None:
         console.print(escape(text), highlight=False, soft_wrap=True)
 
+    def conclude(lines: list[str], path: Path | None = None, **about: object) -> None:
+        for line in lines:
+            say(f"• {line}")
+        if path is not None:
+            say(f"Records: {path}")
+        if as_json:
+            print_json({**about, "verdict": lines})
+
+    def fresh(preset: str) -> Path:
+        """The file of today's records of `preset`; emptied unless it is gone on with."""
+        path = results_path(device.slug, preset, datetime.date.today().isoformat(), root=folder)
+        if not resume:
+            path.unlink(missing_ok=True)
+        return path
+
     chosen = tuple(by_name(name) for name in backend) or BACKENDS
-    folder, today = check_folder("out", out or Path("out")), datetime.date.today().isoformat()
+    folder = check_folder("out", out or Path("out"))
     target_folder = check_folder("tables", tables or user_folder())
     if left_out_gpu:
         gpu = Device.by_name(left_out_gpu)
         known = table_for(gpu)
         if known is None or known.relative:
             raise ValueError(f"left-out: expected a GPU with a table, got {gpu.name}")
-        lines = summary(left_out(known, gpu, chosen))
-        for line in lines:
-            say(f"• {line}")
-        if as_json:
-            print_json({"gpu": gpu.name, "verdict": lines})
+        conclude(summary(left_out(known, gpu, chosen)), gpu=gpu.name)
         return
     if verify_count:
-        path = results_path(device.slug, "auto", today, root=folder)
-        if not resume:
-            path.unlink(missing_ok=True)
+        path = fresh("auto")
         found = verify(verify_count, path, minutes, resume=resume, seed=seed, backends=chosen, say=say)
-        lines = summary(verdicts(found))
-        for line in lines:
-            say(f"• {line}")
-        say(f"Records: {path}")
-        if as_json:
-            print_json({"records": path, "verdict": lines})
+        conclude(summary(verdicts(found)), path, records=path)
         return
     if from_records:
         records = [record for path in from_records for record in read(path)]
     else:
-        path = results_path(device.slug, "tune", today, root=folder)
-        if not resume:
-            path.unlink(missing_ok=True)
+        path = fresh("tune")
         records = run_tune(
             minutes, path, resume=resume, seed=seed or 0, backends=chosen, most=problems or None, say=say
         )

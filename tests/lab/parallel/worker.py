@@ -119,15 +119,16 @@ def the_slowest_rank_counts(team: Team) -> None:
     def slow() -> None:
         time.sleep(0.03 if team.rank == 1 else 0.0)
 
-    timings = team.race({"slow": slow, "quick": lambda: None}, 5, 2.0)
-    assert timings["slow"].time_s >= 0.03 and timings["quick"].time_s < 0.03 and len(timings["slow"].samples) == 5
-    assert timings["slow"].ci95_s[0] <= timings["slow"].time_s <= timings["slow"].ci95_s[1]
+    timings = team.race({("slow",): slow, ("quick",): lambda: None}, 5, 2.0)
+    slow_one, quick_one = timings["slow",], timings["quick",]
+    assert slow_one.time_s >= 0.03 and quick_one.time_s < 0.03 and len(slow_one.samples) == 5
+    assert slow_one.ci95_s[0] <= slow_one.time_s <= slow_one.ci95_s[1]
 
 
 def nothing_is_timed_without_time(team: Team) -> None:
     late = copy.copy(team)
     late.deadline = time.monotonic() - 1.0
-    assert late.race({"call": lambda: None}, 5, 2.0) == {}
+    assert late.race({("call",): lambda: None}, 5, 2.0) == {}
     records: list[Record] = []
     run(late, Options(device="cpu", seconds=60.0), records.append)
     assert len({r.workload for r in records}) == 3
@@ -171,9 +172,11 @@ def a_race_that_fails_leaves_its_records(team: Team) -> None:
     records: list[Record] = []
     work, race = Case.work, Team.race
 
-    def failing(team: Team, calls: Mapping[str, Callable[[], object]], rounds: int, seconds: float) -> object:
+    def failing(
+        team: Team, calls: Mapping[tuple[str, ...], Callable[[], object]], rounds: int, seconds: float
+    ) -> object:
         Case.work = None  # type: ignore[assignment,method-assign]
-        with_one = {name: fail if name == f"{TORCH}|{BOTH}|{STEP}" else call for name, call in calls.items()}
+        with_one = {name: fail if name == (TORCH, BOTH, STEP) else call for name, call in calls.items()}
         return race(team, with_one, rounds, seconds)
 
     def fail() -> None:

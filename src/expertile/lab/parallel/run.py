@@ -115,7 +115,36 @@ def _race(team: Team, options: Options, case: Case, records: Records) -> bool:
     """Prepare the ways of a job, time those that are right, and make their records. Whether a GPU was lost. An
     exception in the timing passes through, after the records: the ranks are no longer in step."""
     work = {gpus: case.work(gpus) for gpus in {1, case.world}}
-    ready: dict[Way, list[dict[str, Any]]] = {}  # of each rank
+    ready, calls = _prepared(team, options, case, records)
+    if any(part["lost"] for parts in ready.values() for part in parts):
+        for way, parts in ready.items():
+            records.step(case, work, way, parts, {})
+        return True
+    messages = _messages(case, team)
+    timed = calls | {("bandwidth", str(nbytes)): call for nbytes, call in messages.items()}
+    gc.collect()
+    try:
+        timings = team.race(timed, 5 if options.quick else 15, _RACE_SHARE * options.seconds)
+    except Exception as error:
+        for way, parts in ready.items():
+            records.step(case, work, way, parts, {}, f"the race failed: {_said(error)}")
+        raise
+    for nbytes in messages:
+        if timing := timings.get(("bandwidth", str(nbytes))):
+            records.all_to_all(case, nbytes // team.world * (team.world - 1), timing)
+    for way, parts in ready.items():
+        of_way = {key[1:]: timings[key] for key in calls if key[0] == str(way) and timings}
+        records.step(case, work, way, parts, of_way)
+    _progress(team, f"{case.job.size} {case.job.scaling}: timed")
+    return False
+
+
+def _prepared(
+    team: Team, options: Options, case: Case, records: Records
+) -> tuple[dict[Way, list[dict[str, Any]]], dict[tuple[str, ...], Call]]:
+    """What each rank said of each way that there was time for, until one lost its GPU; and the calls of those that are
+    right, by way, pass and kind."""
+    ready: dict[Way, list[dict[str, Any]]] = {}
     calls: dict[tuple[str, ...], Call] = {}
     for index, way in enumerate(ways(case.job, options)):
         share = _FOR_COMPILING if way.name == COMPILED else _FOR_MORE if index >= _ESSENTIAL else 0.0
@@ -132,32 +161,10 @@ def _race(team: Team, options: Options, case: Case, records: Records) -> bool:
         ready[way] = team.gather({**said, "lost": lost})
         _progress(team, f"{case.job.size} {case.job.scaling}: {way}: {found.reason or 'right'}")
         if any(part["lost"] for part in ready[way]):
-            for w, parts in ready.items():
-                records.step(case, work, w, parts, {})
-            return True
+            break
         if not any(part["reason"] for part in ready[way]):
             calls |= {(str(way), *key): call for key, call in found.calls.items()}
-    messages = _messages(case, team)
-    calls |= {("bandwidth", str(nbytes)): call for nbytes, call in messages.items()}
-    gc.collect()
-    try:
-        timings = team.race(
-            {"|".join(key): call for key, call in calls.items()},
-            5 if options.quick else 15,
-            _RACE_SHARE * options.seconds,
-        )
-    except Exception as error:
-        for way, parts in ready.items():
-            records.step(case, work, way, parts, {}, f"the race failed: {_said(error)}")
-        raise
-    for nbytes in messages:
-        if timing := timings.get(f"bandwidth|{nbytes}"):
-            records.all_to_all(case, nbytes // team.world * (team.world - 1), timing)
-    for way, parts in ready.items():
-        of_way = {key[1:]: timings["|".join(key)] for key in calls if key[0] == str(way) and timings}
-        records.step(case, work, way, parts, of_way)
-    _progress(team, f"{case.job.size} {case.job.scaling}: timed")
-    return False
+    return ready, calls
 
 
 def _messages(case: Case, team: Team) -> dict[int, Call]:

@@ -82,12 +82,12 @@ class Team:
         end.synchronize()
         return start.elapsed_time(end) * 1e-3 / calls
 
-    def _named_sample(self, name: str, call: Call, calls: int, during: Call | None = None) -> float:
+    def _named_sample(self, name: tuple[str, ...], call: Call, calls: int, during: Call | None = None) -> float:
         """`sample`; an error has a note of whose it is."""
         try:
             return self.sample(call, calls, during)
         except Exception as error:
-            error.add_note(f"timing {name}")
+            error.add_note(f"timing {'|'.join(name)}")
             raise
 
     def slowest(self, seconds: list[float]) -> list[float]:
@@ -96,7 +96,9 @@ class Team:
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         return worst.tolist()
 
-    def race(self, calls: Mapping[str, Call], most_rounds: int, seconds: float) -> dict[str, Measurement]:
+    def race(
+        self, calls: Mapping[tuple[str, ...], Call], most_rounds: int, seconds: float
+    ) -> dict[tuple[str, ...], Measurement]:
         """Time all `calls` in turns, in an order that changes from round to round, for about `seconds` at most; every
         rank calls this with the same names in the same order. A sample is that of the slowest rank, the clocks are
         those of rank 0's GPU. Nothing if there is no time for `LEAST_ROUNDS`."""

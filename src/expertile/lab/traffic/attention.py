@@ -54,24 +54,29 @@ def _sizes(s: Subject) -> _Sizes:
     )
 
 
-def _expanded(s: Subject, z: _Sizes) -> tuple[tuple[Step, ...], float]:
-    """Steps that repeat k and v for every query head where heads share them, and the bytes of k after that."""
+def _expanded(s: Subject, k: float) -> tuple[tuple[Step, ...], float]:
+    """Steps that repeat k and v, of `k` bytes each, for every query head where heads share them, and the bytes of k
+    after that."""
     group = s["heads"] // s["kv_heads"]
-    return (() if group == 1 else (Step("repeat k, v", 2 * z.k, 2 * group * z.k, launches=2),)), group * z.k
+    return (() if group == 1 else (Step("repeat k, v", 2 * k, 2 * group * k, launches=2),)), group * k
+
+
+def _masked(s: Subject, z: _Sizes, n: float) -> tuple[Step, ...]:
+    """A boolean mask on n scores."""
+    return (Step("mask", z.scores + s["q_len"] * s["k_len"], z.scores, n),) if s["causal"] else ()
 
 
 def _forward(s: Subject, device: Device) -> tuple[Way, ...]:
     z = _sizes(s)
     n = z.scores / s.itemsize
-    repeat, k = _expanded(s, z)
-    mask = (Step("mask", z.scores + s["q_len"] * s["k_len"], z.scores, n),) if s["causal"] else ()
+    repeat, k = _expanded(s, z.k)
     unfused = Way(
         UNFUSED,
         (
             *repeat,
             Step("q @ k^T", z.q + k, z.scores, z.product),
             Step("scale", z.scores, z.scores, n),
-            *mask,
+            *_masked(s, z, n),
             Step("softmax", z.scores, z.scores, 5 * n),
             Step("p @ v", z.scores + k, z.q, z.product),
         ),
@@ -92,9 +97,7 @@ def _math(s: Subject, z: _Sizes, n: float) -> Way:
     narrow = s.itemsize < 4
     up = (Step("to float32", z.q + 2 * z.k, wide * (z.q + 2 * z.k), launches=3),) if narrow else ()
     down = (Step("p to 16 bits", scores, z.scores), Step("out to 16 bits", q, z.q)) if narrow else ()
-    group = s["heads"] // s["kv_heads"]
-    repeat = () if group == 1 else (Step("repeat k, v", 2 * wide * z.k, 2 * wide * group * z.k, launches=2),)
-    k = wide * group * z.k
+    repeat, k = _expanded(s, wide * z.k)
     mask_elements = s["q_len"] * s["k_len"]
     causal: tuple[Step, ...] = ()
     if s["causal"]:
@@ -129,7 +132,7 @@ def _backward(s: Subject, device: Device) -> tuple[Way, ...]:
             Step("dv = p^T @ dout", z.scores + z.q, z.k, z.product),
             Step("dp = dout @ v^T", z.q + z.k, z.scores, z.product),
             Step("softmax backward", 2 * z.scores, z.scores, 4 * n),
-            *((Step("mask", z.scores + s["q_len"] * s["k_len"], z.scores, n),) if s["causal"] else ()),
+            *_masked(s, z, n),
             Step("scale", z.scores, z.scores, n),
             Step("dq = ds @ k", z.scores + z.k, z.q, z.product),
             Step("dk = ds^T @ q", z.scores + z.q, z.k, z.product),
