@@ -45,13 +45,38 @@ def define(
 ) -> Callable[..., Any]:
     """Register `kernel` as the operator expertile::`name` and return what calls it; `fake` makes empty results.
 
-    `schema` may be left out where the kernel's annotations say it. `gradient`, `setup` and `sharding` as for
-    `differentiable`; without a gradient the operator has no derivative."""
-    op = torch.library.custom_op(f"expertile::{name}", kernel, mutates_args=(), schema=schema)
+    `schema` may be left out where the kernel's annotations say it. `gradient(ctx, *grads)` and `setup(ctx, inputs,
+    output)` are its autograd; without them it computes a gradient itself and has none. What calls it also works under
+    torch.func.grad, vjp and vmap (an element at a time), for which torch's registration makes no formula (2.13).
+    Gradients of gradients are those of the operators in `gradient`, or raise. `sharding(*arguments)` says how the
+    operator may be split over DTensors; without, it works on whole tensors."""
+    op: Any = torch.library.custom_op(f"expertile::{name}", kernel, mutates_args=(), schema=schema)
     op.register_fake(fake)
     if gradient is None or setup is None:
-        return differentiable_once(op)
-    return differentiable(op, gradient, setup, sharding)
+        gradient, setup = _refuse, lambda ctx, inputs, output: None
+    else:
+        op.register_autograd(gradient, setup_context=setup)
+    call = op._opoverload
+    _shardings[call] = sharding
+    functions = {
+        "forward": staticmethod(lambda *arguments: call(*arguments)),
+        "setup_context": staticmethod(setup),
+        "backward": staticmethod(gradient),
+        "generate_vmap_rule": True,
+    }
+    transformed: Any = type(f"Transformed_{call._opname}", (torch.autograd.Function,), functions)
+
+    def run(*arguments: Any) -> Any:
+        _register_shardings()
+        if not is_compiling() and _transforms_active():
+            return transformed.apply(*arguments)
+        return call(*arguments)
+
+    return run
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError(_NO_SECOND)
 
 
 def differentiable_eagerly(
@@ -75,53 +100,6 @@ def differentiable_eagerly(
     functions = {"forward": staticmethod(run), "backward": staticmethod(gradient if second is None else backward)}
     eager: Any = type(f"Eager_{forward.__name__}", (torch.autograd.Function,), functions)
     return eager.apply  # type: ignore[no-any-return]
-
-
-def differentiable(
-    op: Any, gradient: Callable[..., Any], setup: Callable[..., None], sharding: Callable[..., Placements] | None = None
-) -> Callable[..., Any]:
-    """Register `gradient(ctx, *grads)` and `setup(ctx, inputs, output)` as the autograd of the custom operator `op`;
-    return what calls it. That also works under torch.func.grad, vjp and vmap (an element at a time), for which torch's
-    registration makes no formula (2.13). Gradients of gradients are those of the operators in `gradient`, or raise.
-
-    `sharding(*arguments)` says how the operator may be split over DTensors; without, it works on whole tensors."""
-    op.register_autograd(gradient, setup_context=setup)
-    return _transformable(op, gradient, setup, sharding)
-
-
-def differentiable_once(op: Any) -> Callable[..., Any]:
-    """What calls the custom operator `op`, which computes a gradient and has none itself: for use in the `gradient` of
-    another."""
-
-    def refuse(*_: Any) -> Any:
-        raise RuntimeError(_NO_SECOND)
-
-    return _transformable(op, refuse, lambda ctx, inputs, output: None, None)
-
-
-def _transformable(
-    op: Any, gradient: Callable[..., Any], setup: Callable[..., None], sharding: Callable[..., Placements] | None
-) -> Callable[..., Any]:
-    call = op._opoverload
-    _shardings[call] = sharding
-    transformed: Any = type(
-        f"Transformed_{call._opname}",
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(lambda *arguments: call(*arguments)),
-            "setup_context": staticmethod(setup),
-            "backward": staticmethod(gradient),
-            "generate_vmap_rule": True,
-        },
-    )
-
-    def run(*arguments: Any) -> Any:
-        _register_shardings()
-        if not is_compiling() and _transforms_active():
-            return transformed.apply(*arguments)
-        return call(*arguments)
-
-    return run
 
 
 _shardings: dict[Any, Callable[..., Placements] | None] = {}  # of operators that DTensor does not know yet
