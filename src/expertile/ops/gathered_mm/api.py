@@ -46,7 +46,7 @@ def gathered_mm(
     if _traced(x, config):
         return op.call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
-        return op.differentiable_mm(x, b, rows, offs, bias, backend, config)
+        return op.differentiable_mm(x, b, rows, offs, bias, Request(backend, config))
     return mm(x, b, rows, offs, bias, Request(backend, config))
 
 

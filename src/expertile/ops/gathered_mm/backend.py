@@ -30,8 +30,8 @@ class Operands:
     pre: torch.Tensor | None = None
 
 
-# The outputs in the order of `GatherProblem.out_shapes`: contiguous, made by `new_outputs`.
-Outputs = tuple[torch.Tensor | None, ...]
+# The outputs in the order of `GatherProblem.out_shapes`: contiguous tensors made by `new_outputs`, or None.
+Outputs = tuple[Any, ...]
 # `run(problem, operands, config, outputs)` queues the work of the problem's product, which fills the outputs. Rows past
 # offs[-1] are left alone; the routing weights' gradient comes zeroed, and the slots of rows before offs[-1] are
 # written. There is at least one expert, one row and one column. Nothing waits for the GPU. BACKWARD's dpre may be pre

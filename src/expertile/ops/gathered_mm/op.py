@@ -36,18 +36,9 @@ def _gated(x: _T, b: _T, *arguments: Any) -> tuple[_T, _T]:
     return act, x.new_empty((0, b.shape[-1])) if pre is None else pre
 
 
-def _fake_gated(
-    x: _T,
-    b: _T,
-    rows: _T | None,
-    offs: _T,
-    bias: _T | None,
-    activation: str,
-    interleaved: bool,
-    save_pre: bool,
-    *_: Any,
-) -> tuple[_T, _T]:
+def _fake_gated(x: _T, b: _T, rows: _T | None, *rest: Any) -> tuple[_T, _T]:
     r, n = _rows_of(x, rows), b.shape[-1]
+    _offs, _bias, _activation, _interleaved, save_pre, _backend = rest
     return x.new_empty((r, n // 2)), x.new_empty((r if save_pre else 0, n))
 
 
@@ -96,7 +87,8 @@ def _formula(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, ctx.backend = inputs[:6]
+    *tensors, asked = inputs
+    ctx.backend = asked.backend if isinstance(asked, Request) else asked
     ctx.save_for_backward(*tensors)
 
 
@@ -114,29 +106,17 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         db = call_wgrad(x, rows, grad, offs, False, ctx.backend)
     if needs[4] and bias is not None:
         dbias = bias_gradient(_product, grad, offs, bias)
-    return dx, db, None, None, dbias, *(None,) * (len(needs) - 5)
+    return dx, db, None, None, dbias, None
 
 
 def _second(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """`_backward` of create_graph=True."""
     x, b, rows, offs, bias = ctx.saved_tensors
     dx, db, dbias = gradients_of(partial(_formula, rows, offs), (x, b, bias), grad)
-    return dx, db, None, None, dbias, *(None,) * (len(ctx.needs_input_grad) - 5)
+    return dx, db, None, None, dbias, None
 
 
-def _forward(
-    x: torch.Tensor,
-    b: torch.Tensor,
-    rows: torch.Tensor | None,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None,
-    backend: str,
-    config: Any,
-) -> torch.Tensor:
-    return run.mm(x, b, rows, offs, bias, Request(backend, config))
-
-
-# What calls the operator; and gathered_mm in eager calls, with a config behind the operator's arguments.
+# What calls the operator; and gathered_mm in eager calls, with a request in place of the backend's name.
 call_mm = define(
     "gathered_mm",
     by_backend(run.mm),
@@ -145,4 +125,4 @@ call_mm = define(
     gradient=_backward,
     setup=_setup,
 )
-differentiable_mm = differentiable_eagerly(_forward, _setup, _backward, _second)
+differentiable_mm = differentiable_eagerly(run.mm, _setup, _backward, _second)

@@ -58,46 +58,30 @@ def _product(
     backend.run(inner, GroupedOperands(a, b, operands.offs, operands.bias), chosen, out)
 
 
-def _ordered(operands: Operands) -> torch.Tensor:
-    """a's rows in expert order."""
-    if operands.rows is None:
-        return operands.a
-    return pointwise.gather_rows(operands.a, operands.rows, operands.offs)
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue gather, product and pointwise kernel on the current stream; pre is made even where it isn't kept."""
+    p, o = problem, operands
+    if p.product is Product.WGRAD:
+        _wgrad(p, o, config, *outputs)
+        return
+    ordered = o.a if o.rows is None else pointwise.gather_rows(o.a, o.rows, o.offs)
+    if p.product is Product.MM:
+        _product(p, o, config, ordered, o.b, outputs[0])
+    elif p.product is Product.GATED:
+        act, pre = outputs
+        pre = act.new_empty((p.m, p.n)) if pre is None else pre
+        _product(p, o, config, ordered, o.b, pre)
+        pointwise.gated_activation(pre, o.offs, act, p.activation, p.interleaved)
+    else:
+        assert o.pre is not None and o.slots is not None and o.weights is not None
+        dpre, act_w, dweights = outputs
+        _product(p, o, config, ordered, o.b, act_w)
+        pointwise.gated_backward(
+            act_w, o.pre, o.slots, o.weights, o.offs, dpre, act_w, dweights, p.activation, p.interleaved
+        )
 
 
-def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue gather and product on the current stream."""
-    (out,) = outputs
-    assert out is not None
-    _product(problem, operands, config, _ordered(operands), operands.b, out)
-
-
-def gated(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue gather, product and activation on the current stream; pre is made even where it isn't kept."""
-    act, pre = outputs
-    assert act is not None
-    if pre is None:
-        pre = act.new_empty((problem.m, problem.n))
-    _product(problem, operands, config, _ordered(operands), operands.b, pre)
-    pointwise.gated_activation(pre, operands.offs, act, problem.activation, problem.interleaved)
-
-
-def backward(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue gather, product and the activation's backward pass on the current stream."""
-    dpre, act_w, dweights = outputs
-    pre, slots, weights = operands.pre, operands.slots, operands.weights
-    assert dpre is not None and act_w is not None and dweights is not None
-    assert pre is not None and slots is not None and weights is not None
-    _product(problem, operands, config, _ordered(operands), operands.b, act_w)
-    pointwise.gated_backward(
-        act_w, pre, slots, weights, operands.offs, dpre, act_w, dweights, problem.activation, problem.interleaved
-    )
-
-
-def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue gathers and products on the current stream."""
-    (out,) = outputs
-    assert out is not None
+def _wgrad(problem: GatherProblem, operands: Operands, config: Config, out: torch.Tensor) -> None:
     a, b, rows = operands.a, operands.b, operands.rows
     if rows is None:
         _product(problem, operands, config, a.t(), b, out)
@@ -134,12 +118,11 @@ def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     return () if problem.product is Product.WGRAD else (Config(batch_invariant=True),)
 
 
-_RUN = {Product.MM: mm, Product.GATED: gated, Product.BACKWARD: backward, Product.WGRAD: wgrad}
 BACKEND = Backend(
     name="composed",
     summary="rows copied, grouped_mm, one pointwise kernel (sm_80+)",
     supports=supports,
     configs=lambda problem, device: (Config(),),
-    run=lambda problem, *rest: _RUN[problem.product](problem, *rest),
+    run=run,
     invariant=invariant,
 )
