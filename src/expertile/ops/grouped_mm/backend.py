@@ -39,9 +39,16 @@ Backend = backend.Backend[Problem, Run]
 
 def new_out(problem: Problem, operands: Any, out: torch.Tensor | None) -> torch.Tensor:
     """`out`, or an uninitialised tensor for the result."""
-    if out is not None:
-        return out
-    return torch.empty(problem.out_shape, dtype=problem.out_dtype, device=operands.a.device)
+    return operands.a.new_empty(problem.out_shape, dtype=problem.out_dtype) if out is None else out
+
+
+def copy_used(problem: Problem, operands: Any, result: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out = result, except past the last group, where out is left alone; reads offs on the device."""
+    if problem.layout in (Layout.RAGGED_K, Layout.BATCHED):
+        return out.copy_(result)
+    dim = 0 if problem.layout is Layout.RAGGED_M else 1
+    inside = torch.arange(out.shape[dim], device=out.device) < operands.offs[-1]
+    return torch.where(inside.unsqueeze(1 - dim), result, out, out=out)
 
 
 def config_dict(config: Any) -> dict[str, Any]:

@@ -41,6 +41,13 @@ class Blocks:
         return hopper.TensorDescriptor(base, shape, strides, box, NVMMASharedLayout(swizzle, itemsize * 8, len(box)))
 
 
+def matrix(shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, int], turned: bool = False) -> Blocks:
+    """A matrix, or a stack of them; `turned`: box and all stored the other way round."""
+    if turned:
+        shape, strides, box = ((*x[:-2], x[-1], x[-2]) for x in (shape, strides, box))  # type: ignore[assignment]
+    return Blocks(shape, strides, (1,) * (len(shape) - 2) + box)
+
+
 def ragged(inner: int, stride: int, box: tuple[int, int]) -> Blocks:
     """Rows of `inner` elements, `stride` apart, with a window [first, end) that moves by coordinates alone:
     (_WRAP, end, _WRAP - (end - row), column) reaches row `row`, and what lies past `end` is out of bounds

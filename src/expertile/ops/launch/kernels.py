@@ -9,7 +9,6 @@ is planned once (`plan`), the rest is launched as it comes (`launch`), some 10 Â
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +18,7 @@ import triton.language as tl
 from triton.runtime import driver as runtime
 
 from expertile.ops.launch import launch as launches
-from expertile.ops.launch.launch import Compiled, Launch, Pointer, alike, compiled, pointer
+from expertile.ops.launch.launch import Compiled, Launch, Pointer, alike, compiled, met
 from expertile.ops.launch.versions import FP_FUSION
 
 _READY: dict[tuple[Any, ...], Compiled | None] = {}
@@ -46,13 +45,6 @@ def resident_clusters(index: int, cluster: int, programs_per_sm: int) -> int:
         # Shared memory is what limits the CTAs of an SM here; each takes 1 KB more than it asks for.
         shared = props.shared_memory_per_multiprocessor // programs_per_sm - 1024
         return runtime.active.utils.cuOccupancyMaxActiveClusters(kernel.function, shared, cluster)
-
-
-def met(tensors: Sequence[torch.Tensor | None]) -> tuple[list[int | None], tuple[Pointer | None, ...]]:
-    """Addresses of tensors, and what Triton specialises on of them."""
-    addresses = [None if t is None else t.data_ptr() for t in tensors]
-    pairs = zip(tensors, addresses, strict=True)
-    return addresses, tuple([None if t is None else pointer(t.dtype, a % 16 == 0) for t, a in pairs])  # type: ignore[operator]
 
 
 def plan(

@@ -111,6 +111,13 @@ def pointer(dtype: torch.dtype, aligned: bool = True) -> Pointer:
     return Pointer(dtype, aligned)
 
 
+def met(tensors: Sequence[torch.Tensor | None]) -> tuple[list[int | None], tuple[Pointer | None, ...]]:
+    """Addresses of tensors, and what Triton specialises on of them."""
+    addresses = [None if t is None else t.data_ptr() for t in tensors]
+    pairs = zip(tensors, addresses, strict=True)
+    return addresses, tuple([None if t is None else pointer(t.dtype, a % 16 == 0) for t, a in pairs])  # type: ignore[operator]
+
+
 Pointers = tuple[Pointer | torch.dtype | None, ...]
 
 

@@ -32,7 +32,7 @@ from expertile.ops.grouped_mm.backends.triton_pointer import Config
 from expertile.ops.grouped_mm.persistent import groups_p2, tiles_bound
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.kernels import launch
-from expertile.ops.launch.launch import Launch, Pointer, pointer
+from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.launch.versions import FP_FUSION
 
 _SUM_ROWS = 256  # of one program of the second launch
@@ -94,50 +94,31 @@ def _launch(
     return Launch(gather_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
 
 
-def _run(
-    problem: GatherProblem,
-    config: Config,
-    tensors: tuple[torch.Tensor | None, ...],
-    bias: torch.Tensor | None,
-    device: int,
-) -> None:
-    addresses = tuple(0 if t is None else t.data_ptr() for t in tensors)
-    pointers = tuple(
-        None if t is None else pointer(t.dtype, at % 16 == 0) for t, at in zip(tensors, addresses, strict=True)
-    )
-    strides = (0, 0) if bias is None else bias.stride()
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
+    """Queue the product, with whatever epilogue, on the current stream; for BACKWARD also the sum of its parts."""
+    o, partial = operands, None
+    tensors: tuple[torch.Tensor | None, ...]
+    if problem.product is Product.WGRAD:
+        tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
+    else:
+        # GATED gives (act, pre), BACKWARD (dpre, act_w, dweights).
+        out, act = outputs[::-1] if problem.product is Product.GATED else (*outputs, None)[:2]
+        if problem.product is Product.BACKWARD:
+            parts = -(-problem.n // config.block_n)
+            partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
+        tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
+    addresses, pointers = met(tensors)
+    device, strides = o.a.get_device(), (0, 0) if o.bias is None else o.bias.stride()
     _launch(problem, config, pointers, strides, device).run(device, (), tensors, addresses)
-
-
-def mm(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue the product, with whatever epilogue, on the current stream."""
-    o = operands
-    out, act, dweights = (*outputs, None, None)[:3]
-    partial = None
-    if problem.product is Product.GATED:
-        act, out = outputs
-    elif problem.product is Product.BACKWARD:
-        parts = -(-problem.n // config.block_n)
-        partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
-    tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
-    _run(problem, config, tensors, o.bias, o.a.get_device())
     if partial is not None:
-        programs = -(-problem.m // _SUM_ROWS)
         launch(
             sum_parts_kernel,
-            programs,
-            (partial, o.slots, o.offs, dweights),
+            -(-problem.m // _SUM_ROWS),
+            (partial, o.slots, o.offs, outputs[2]),
             (problem.groups, partial.shape[1]),
             (_SUM_ROWS,),
             num_warps=4,
         )
-
-
-def wgrad(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue the weight gradient on the current stream."""
-    o = operands
-    tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
-    _run(problem, config, tensors, None, o.a.get_device())
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -169,5 +150,5 @@ BACKEND = Backend(
     summary="Triton, pointers: rows gathered and activation applied inside one kernel (sm_80+)",
     supports=supports,
     configs=configs,
-    run=lambda problem, *rest: (wgrad if problem.product is Product.WGRAD else mm)(problem, *rest),
+    run=run,
 )

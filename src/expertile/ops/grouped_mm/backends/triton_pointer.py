@@ -20,6 +20,7 @@ float32 without TF32 has no tensor cores and runs on FMA units.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -29,7 +30,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.backend import Speed
-from expertile.ops.grouped_mm.backend import Backend, Operands, rows_are_tokens
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out, rows_are_tokens
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
     best_group_m,
@@ -42,7 +43,7 @@ from expertile.ops.grouped_mm.persistent import (
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.device import program_count, torch_device
-from expertile.ops.launch.launch import Launch, pointer
+from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -155,12 +156,11 @@ def _launch(
     problem: Problem,
     config: Config,
     out_strides: tuple[int, ...],
-    aligned: tuple[bool, bool, bool, bool],
-    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None,
+    pointers: tuple[Pointer | None, ...],
+    bias_strides: tuple[int, ...],
     device: int,
 ) -> Launch:
-    """The launch on GPU `device` for an output of those strides, a, b, out and offs `aligned` or not to 16 bytes, and a
-    bias of (dtype, aligned, strides)."""
+    """The launch on GPU `device` for a, b, out, offs and bias like `pointers`, output and bias of those strides."""
     ragged = RAGGED[problem.layout]
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
     a_strides, b_strides, out_strides = map(_with_group, (problem.a_strides, problem.b_strides, out_strides))
@@ -171,7 +171,7 @@ def _launch(
     )
     options = {
         "RAGGED": ragged,
-        "HAS_BIAS": bias is not None,
+        "HAS_BIAS": pointers[-1] is not None,
         "EVEN_K": ragged != "k" and problem.k % block_k == 0,
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
@@ -191,22 +191,8 @@ def _launch(
         _pointer_kernel,
         (),
         (),
-        (
-            pointer(problem.dtype, aligned[0]),
-            pointer(problem.dtype, aligned[1]),
-            pointer(problem.out_dtype, aligned[2]),
-            None if problem.layout is Layout.BATCHED else pointer(torch.int32, aligned[3]),
-            None if bias is None else pointer(bias[0], bias[1]),
-        ),
-        (
-            *sizes,
-            problem.groups,
-            *a_strides,
-            *b_strides,
-            *out_strides,
-            *((0, 0) if bias is None else bias[2]),
-            config.group_m,
-        ),
+        pointers,
+        (*sizes, problem.groups, *a_strides, *b_strides, *out_strides, *bias_strides, config.group_m),
         tuple(options.items()),
         program_count(torch_device(device), tiles, config.blocks_per_sm),
     )
@@ -214,23 +200,14 @@ def _launch(
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
     """Queue the kernel on the current stream; `out` (any strides) is written in place if given."""
-    a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
-    if out is None:
-        out = a.new_empty(problem.out_shape, dtype=problem.out_dtype)
+    out = new_out(problem, operands, out)
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
         return out
-    at = (
-        a.data_ptr(),
-        b.data_ptr(),
-        out.data_ptr(),
-        0 if offs is None else offs.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-    )
-    aligned = (at[0] % 16 == 0, at[1] % 16 == 0, at[2] % 16 == 0, at[3] % 16 == 0)
-    described = None if bias is None else (bias.dtype, at[4] % 16 == 0, bias.stride())
-    device = a.get_device()
-    launch = _launch(problem, config, out.stride(), aligned, described, device)
-    launch.run(device, (), (a, b, out, offs, bias), at)
+    bias, device = operands.bias, operands.a.get_device()
+    tensors = (operands.a, operands.b, out, operands.offs, bias)
+    addresses, pointers = met(tensors)
+    launch = _launch(problem, config, out.stride(), pointers, (0, 0) if bias is None else bias.stride(), device)
+    launch.run(device, (), tensors, addresses)
     return out
 
 
@@ -307,17 +284,23 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
         tiles = _TILES_16_BIT + ((_WIDE_TILE_16_BIT,) if device.capability == (9, 0) and wide_stores else ())
     else:
         tiles = _TILES_TF32 if problem.allow_tf32 else _TILES_FP32
+    return tuple(sorted(fitted(tiles, problem, device, 1, 96), key=lambda c: _cost(problem, device, c)))
+
+
+def fitted(tiles: Iterable[Config], problem: Problem, device: Device, sums: int, registers: int) -> list[Config]:
+    """Those of `tiles` whose stages fit shared memory, as many to a multiprocessor as there is room for: a thread holds
+    `sums` values for each element of its tile, and some `registers` for everything else."""
     smem = device.smem_bytes or 101376
     found = []
     for c in tiles:
         stages = (c.block_m + c.block_n) * c.block_k * problem.dtype.itemsize * c.num_stages
         if stages > smem:
             continue
-        registers = c.block_m * c.block_n + 96 * 32 * c.num_warps  # accumulators, and some 96 for everything else
-        blocks = max(1, min(4, smem // stages, 65536 // registers))
+        held = sums * c.block_m * c.block_n + registers * 32 * c.num_warps
+        blocks = max(1, min(4, smem // stages, 65536 // held))
         group_m = best_group_m(problem, c.block_m, c.block_n, blocks * device.sm_count, device.l2_bytes)
         found.append(_variant(c, group_m=group_m, blocks_per_sm=blocks))
-    return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
+    return found
 
 
 def invariant(problem: Problem, device: Device) -> tuple[Config, ...]:

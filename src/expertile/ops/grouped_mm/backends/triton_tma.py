@@ -30,7 +30,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.backend import Speed
-from expertile.ops.grouped_mm.backend import Backend, Operands
+from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.backends._triton_tma_kernel import tma_kernel
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
@@ -42,9 +42,9 @@ from expertile.ops.grouped_mm.persistent import (
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tiling import load_rows
-from expertile.ops.launch.blocks import Blocks
+from expertile.ops.launch.blocks import matrix, ragged
 from expertile.ops.launch.device import program_count, torch_device
-from expertile.ops.launch.launch import Launch, pointer
+from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.launch.pdl import pdl_options
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -91,49 +91,45 @@ def _aligned_starts(problem: Problem) -> int:
     return 16 // itemsize if strides is not None and _stored_order(strides, itemsize) == contiguous else 1
 
 
-def _blocks(
-    shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, int], column: bool = False, ragged: bool = False
-) -> Blocks:
-    """Blocks [rows, columns] of a 2-D or 3-D tensor; transposed, block included, if `column`.
-
-    A ragged one counts its rows back from the end of a group, by strides -pitch and pitch (modulo 2^64) in front."""
-    if column:
-        shape, strides, block = ((*x[:-2], x[-1], x[-2]) for x in (shape, strides, block))  # type: ignore[assignment]
-    if ragged:
-        shape, strides = (2**31 - 2**16,) * 2 + (_RAGGED_ROWS, shape[1]), (2**34 - strides[0], strides[0], *strides)
-    return Blocks(shape, strides, (1,) * (len(shape) - 2) + block)
-
-
 @lru_cache(maxsize=1024)
 def _launch(
     problem: Problem,
     config: Config,
     out_strides: tuple[int, ...],
-    out_aligned: bool,
-    offs_aligned: bool,
-    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None,
+    pointers: tuple[Pointer | None, ...],
+    bias_strides: tuple[int, ...],
     device: int,
 ) -> Launch:
-    """The launch on GPU `device` for an output of those strides, out and offs aligned or not to 16 bytes, and a bias of
-    (dtype, aligned, strides)."""
+    """The launch on GPU `device` for out, offs and bias like `pointers`, an output and a bias of those strides."""
     layout, m, n, k, groups = problem.layout, problem.m, problem.n, problem.k, problem.groups
-    ragged, dtype = RAGGED[layout], problem.dtype
+    dtype = problem.dtype
     a_column = _stored_order(problem.a_strides, dtype.itemsize) == "column"
     b_column = _stored_order(problem.b_strides, dtype.itemsize) == "column"
     a_shape = (m, k) if len(problem.a_strides) == 2 else (groups, m, k)
     b_shape = (k, n) if len(problem.b_strides) == 2 else (groups, k, n)
-    a_block, b_block = (config.block_m, config.block_k), (config.block_k, config.block_n)
+    if layout is Layout.RAGGED_K:  # a by columns, b by rows
+        a = ragged(m, problem.a_strides[1], (config.block_k, config.block_m))
+        b = ragged(n, problem.b_strides[0], (config.block_k, config.block_n))
+    else:
+        a = matrix(a_shape, problem.a_strides, (config.block_m, config.block_k), a_column)
+        b = matrix(b_shape, problem.b_strides, (config.block_k, config.block_n), b_column)
     out_block = (config.block_m, config.block_n // config.subtile)
     align = _aligned_starts(problem)
+    to, *others = pointers
+    assert to is not None
     out_by_tma = (
-        out_aligned
+        to.aligned
         and layout is not Layout.RAGGED_N
         and align == 1
         and out_strides[-1] == 1
         and _stored_order(out_strides, problem.out_dtype.itemsize) == "row"
     )
+    out = None
+    if out_by_tma:
+        rows_end = layout is Layout.RAGGED_M
+        out = ragged(n, out_strides[0], out_block) if rows_end else matrix(problem.out_shape, out_strides, out_block)
     options = {
-        "RAGGED": ragged,
+        "RAGGED": RAGGED[layout],
         "A_COLUMN": a_column,
         "B_COLUMN": b_column,
         "HAS_BIAS": problem.has_bias,
@@ -152,25 +148,17 @@ def _launch(
         # Triton may keep one stage less than it is asked for.
         **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1)), problem),
     }
-    tiles = tiles_bound(ragged, groups, m, n, config.block_m, config.block_n)
+    tiles = tiles_bound(RAGGED[layout], groups, m, n, config.block_m, config.block_n)
     return Launch(
         tma_kernel,
-        (
-            _blocks(a_shape, problem.a_strides, a_block, a_column, ragged == "k"),
-            _blocks(b_shape, problem.b_strides, b_block, b_column, ragged == "k"),
-            _blocks(problem.out_shape, out_strides, out_block, False, ragged == "m") if out_by_tma else None,
-        ),
+        (a, b, out),
         (dtype, dtype, problem.out_dtype),
-        (
-            None if out_by_tma else pointer(problem.out_dtype, out_aligned),
-            None if layout is Layout.BATCHED else pointer(torch.int32, offs_aligned),
-            None if bias is None else pointer(bias[0], bias[1]),
-        ),
+        (None if out_by_tma else to, *others),
         (
             *sizes_read(problem),
             groups,
             *((0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]),
-            *((0, 0) if bias is None else bias[2]),
+            *bias_strides,
             config.group_m,
         ),
         tuple(options.items()),
@@ -181,19 +169,16 @@ def _launch(
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
     """Queue the kernel on the current stream; `out` is written in place if given."""
     a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
-    if out is None:
-        out = a.new_empty(problem.out_shape, dtype=problem.out_dtype)
+    out = new_out(problem, operands, out)
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
         return out
-    to, offs_at = out.data_ptr(), 0 if offs is None else offs.data_ptr()
-    bias_at = 0 if bias is None else bias.data_ptr()
-    described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
-    device, a_at, b_at = a.get_device(), a.data_ptr(), b.data_ptr()
-    launch = _launch(problem, config, out.stride(), to % 16 == 0, offs_at % 16 == 0, described, device)
+    device, (addresses, pointers) = a.get_device(), met((out, offs, bias))
+    launch = _launch(problem, config, out.stride(), pointers, (0, 0) if bias is None else bias.stride(), device)
+    to, *others = addresses
     if launch.blocks[2] is None:
-        launch.run(device, (a, b, None), (out, offs, bias), (a_at, b_at, None, to, offs_at, bias_at))
+        launch.run(device, (a, b, None), (out, offs, bias), (a.data_ptr(), b.data_ptr(), None, to, *others))
     else:
-        launch.run(device, (a, b, out), (None, offs, bias), (a_at, b_at, to, None, offs_at, bias_at))
+        launch.run(device, (a, b, out), (None, offs, bias), (a.data_ptr(), b.data_ptr(), to, None, *others))
     return out
 
 

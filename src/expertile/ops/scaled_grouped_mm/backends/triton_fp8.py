@@ -18,7 +18,6 @@ program shares the multiprocessor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -27,9 +26,9 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.grouped_mm.backends.triton_pointer import Config, fitted
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
-    best_group_m,
     count_tiles,
     groups_p2,
     locate_tile,
@@ -41,19 +40,6 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch.device import current_device, program_count
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, Recipe, ScaledProblem
-
-
-@dataclass(frozen=True)
-class Config:
-    """Tile sizes in elements (block_n and block_k divide 128); `group_m` tile rows per raster panel."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    blocks_per_sm: int = 1
 
 
 @triton.jit(do_not_specialize=["groups", "group_m"])
@@ -224,6 +210,7 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
     return None
 
 
+# block_n and block_k divide 128.
 _TILES = (
     Config(128, 64, 128, 8, 4),
     Config(128, 64, 128, 8, 3),
@@ -250,18 +237,9 @@ def _tiles(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
 @lru_cache(maxsize=4096)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """The tiles whose stages fit shared memory, the one with the lowest modelled time first."""
-    smem = device.smem_bytes or 101376
-    found = []
-    for c in _tiles(problem, device):
-        stages = (c.block_m + c.block_n) * c.block_k * c.num_stages
-        if stages > smem:
-            continue
-        # accumulators and partial sums, and some 64 registers for everything else
-        registers = 2 * c.block_m * c.block_n + 64 * 32 * c.num_warps
-        blocks = max(1, min(4, smem // stages, 65536 // registers))
-        group_m = best_group_m(problem, c.block_m, c.block_n, blocks * device.sm_count, device.l2_bytes)
-        found.append(replace(c, group_m=group_m, blocks_per_sm=blocks))
-    return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
+    # Sums and partial sums, and some 64 registers.
+    tiles = fitted(_tiles(problem, device), problem, device, 2, 64)
+    return tuple(sorted(tiles, key=lambda c: _cost(problem, device, c)))
 
 
 def _cost(problem: ScaledProblem, device: Device, config: Config) -> float:
