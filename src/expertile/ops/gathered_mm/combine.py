@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.gathered_mm._tiles import column_block
+from expertile.ops.gathered_mm.pointwise import column_block
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
@@ -200,29 +200,34 @@ def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | No
 
 
 def backward(
-    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, needs: tuple[bool, bool]
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    positions: torch.Tensor,
+    weights: torch.Tensor | None,
+    needs_y: bool,
+    needs_weights: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(dy [R, H], dweights [T, k] float32) for the gradient of the sum; an empty tensor where `needs` says so."""
+    """(dy [R, H], dweights [T, k] float32) for the gradient of the sum; an empty tensor for what is not needed."""
     count, top_k = y.shape[0], positions.shape[1]
     # Dropped slots all go to one place more, which is cut off.
     at = torch.where(positions < 0, count, positions).flatten().long()
     slots = torch.arange(at.shape[0], dtype=torch.int32, device=y.device)
     slot_of = torch.full((count + 1,), -1, dtype=torch.int32, device=y.device).scatter_(0, at, slots)[:count]
-    dy = torch.empty((count if needs[0] else 0, y.shape[1]), dtype=y.dtype, device=y.device)
-    shape = positions.shape if needs[1] else (0, top_k)
+    dy = torch.empty((count if needs_y else 0, y.shape[1]), dtype=y.dtype, device=y.device)
+    shape = positions.shape if needs_weights else (0, top_k)
     dweights = torch.zeros(shape, dtype=torch.float32 if weights is None else weights.dtype, device=y.device)
-    if 0 in (count, positions.numel(), y.shape[1]) or not any(needs):
+    if 0 in (count, positions.numel(), y.shape[1]) or not (needs_y or needs_weights):
         return dy.zero_(), dweights
     if not on_kernels(y):
         kept = slot_of[:, None] >= 0
         slot = slot_of.clamp(min=0).long()
         dout = torch.where(kept, wide(grad.index_select(0, slot // top_k)), 0.0)
-        if needs[1]:
+        if needs_weights:
             sums = torch.where(kept[:, 0], (dout * torch.where(kept, wide(y), 0.0)).sum(-1), 0.0)
             flat = sums.new_zeros(positions.numel() + 1)
             flat.scatter_(0, torch.where(kept[:, 0], slot, positions.numel()), sums)
             dweights.copy_(flat[:-1].view(positions.shape))
-        if needs[0]:
+        if needs_y:
             weight = 1.0 if weights is None else torch.where(kept, weights.flatten()[slot, None], 0.0)
             dy.copy_(dout * weight)
         return dy, dweights
@@ -232,27 +237,12 @@ def backward(
     launch(
         _backward_kernel,
         count,
-        (grad, y, slot_of, weights, dy if needs[0] else None, dweights if needs[1] else None),
+        (grad, y, slot_of, weights, dy if needs_y else None, dweights if needs_weights else None),
         (y.shape[1], grad.stride(0), y.stride(0)),
         (top_k, block, y.shape[1] % block == 0),
         num_warps=max(1, min(4, block // 256)),
     )
     return dy, dweights
-
-
-def _combine(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    return forward(y, positions, weights)
-
-
-def _combine_backward(
-    grad: torch.Tensor,
-    y: torch.Tensor,
-    positions: torch.Tensor,
-    weights: torch.Tensor | None,
-    needs_y: bool,
-    needs_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return backward(grad, y, positions, weights, (needs_y, needs_weights))
 
 
 def _fake_backward(
@@ -263,7 +253,7 @@ def _fake_backward(
     return y.new_empty((y.shape[0] * needs[0], y.shape[1])), y.new_empty((tokens * needs[1], top_k), dtype=dtype)
 
 
-_call_backward = define("combine_backward", _combine_backward, fake=_fake_backward)
+_call_backward = define("combine_backward", backward, fake=_fake_backward)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -284,14 +274,13 @@ def _by_formula(grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, we
 
 _call = define(
     "combine",
-    _combine,
+    forward,
+    "(Tensor y, Tensor positions, Tensor? weights) -> Tensor",
     fake=lambda y, positions, weights: y.new_empty((positions.shape[0], y.shape[1])),
     gradient=partial(_gradient, _call_backward),
     setup=_setup,
 )
-_differentiable = differentiable_eagerly(
-    forward, _setup, partial(_gradient, _combine_backward), partial(_gradient, _by_formula)
-)
+_differentiable = differentiable_eagerly(forward, _setup, partial(_gradient, backward), partial(_gradient, _by_formula))
 
 
 def combine(

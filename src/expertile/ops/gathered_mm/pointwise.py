@@ -18,7 +18,6 @@ import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.gathered_mm._tiles import column_block, row_block
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward, deinterleave
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
@@ -37,6 +36,7 @@ class Config:
 GATHER = Config(8192, 2048, 4)
 ACTIVATION = Config(2048, 1024, 4)
 BACKWARD = Config(1024, 1024, 4)
+_LEAST_COLUMNS = 256  # of a tile without a mask
 
 
 @triton.jit(do_not_specialize=["groups"])
@@ -166,23 +166,31 @@ def store_pre(
         tl.store(pre_ptr + 2 * at + I + col, up, mask=inside)
 
 
-def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, config: Config = GATHER) -> torch.Tensor:
+def column_block(cols: int, most: int) -> int:
+    """Columns of a tile: the largest power of two, at most `most`, that divides `cols`, so that nothing is masked; if
+    that is small, which would need many programs, the one that covers `cols`."""
+    divisor = min(most, cols & -cols)
+    if divisor >= min(_LEAST_COLUMNS, most):
+        return divisor
+    return min(most, max(16, 1 << (cols - 1).bit_length()))
+
+
+def _cut(cols: int, config: Config) -> tuple[int, int, bool]:
+    """(rows, columns) of a program's tile of rows of `cols`, and whether its columns divide them."""
+    across = column_block(cols, config.columns)
+    return max(1, config.elements // across), across, cols % across == 0
+
+
+def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """x[rows], a fresh contiguous [R, K]; rows past offs[-1] are left as they come."""
     x = x if x.stride(1) == 1 else x.contiguous()
     count, cols = rows.shape[0], x.shape[1]
     out = x.new_empty((count, cols))
-    block_cols = column_block(cols, config.columns)
-    block_rows = row_block(config.elements, block_cols)
-    programs = -(-count // block_rows) * -(-cols // block_cols)
+    tile = _cut(cols, GATHER)
+    programs = -(-count // tile[0]) * -(-cols // tile[1])
     if programs:
-        launch(
-            _gather_rows_kernel,
-            programs,
-            (x, rows, offs, out),
-            (offs.shape[0], cols, x.stride(0)),
-            (block_rows, block_cols, cols % block_cols == 0),
-            num_warps=config.num_warps,
-        )
+        numbers = (offs.shape[0], cols, x.stride(0))
+        launch(_gather_rows_kernel, programs, (x, rows, offs, out), numbers, tile, num_warps=GATHER.num_warps)
     return out
 
 
@@ -192,25 +200,18 @@ def ordered(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor) -> torch.Te
 
 
 def gated_activation(
-    pre: torch.Tensor,
-    offs: torch.Tensor,
-    act: torch.Tensor,
-    activation: str,
-    interleaved: bool,
-    config: Config = ACTIVATION,
+    pre: torch.Tensor, offs: torch.Tensor, act: torch.Tensor, activation: str, interleaved: bool
 ) -> None:
     """act [R, I] = f(pre [R, 2I]), both contiguous."""
     count, inner = act.shape
-    block_cols = column_block(inner, config.columns)
-    block_rows = row_block(config.elements, block_cols)
-    programs = -(-count // block_rows) * -(-inner // block_cols)
+    tile = _cut(inner, ACTIVATION)
     launch(
         _activation_kernel,
-        programs,
+        -(-count // tile[0]) * -(-inner // tile[1]),
         (pre, offs, act),
         (offs.shape[0], inner),
-        (activation, interleaved, block_rows, block_cols, inner % block_cols == 0),
-        num_warps=config.num_warps,
+        (activation, interleaved, *tile),
+        num_warps=ACTIVATION.num_warps,
     )
 
 
@@ -225,18 +226,16 @@ def gated_backward(
     dweights: torch.Tensor,
     activation: str,
     interleaved: bool,
-    config: Config = BACKWARD,
 ) -> None:
     """dpre [R, 2I], act_w [R, I] and dweights [T, k] from a [R, I] and pre [R, 2I]; all contiguous. `a` may be
     `act_w`, and `pre` may be `dpre`: every element is read before it is written."""
     count, inner = act_w.shape
-    block_cols = column_block(inner, config.columns)
-    block_rows = row_block(config.elements, block_cols)
+    tile = _cut(inner, BACKWARD)
     launch(
         _backward_kernel,
-        -(-count // block_rows),
+        -(-count // tile[0]),
         (a, pre, slots, weights, offs, dpre, act_w, dweights),
         (offs.shape[0], inner),
-        (activation, interleaved, block_rows, block_cols, inner % block_cols == 0),
-        num_warps=config.num_warps,
+        (activation, interleaved, *tile),
+        num_warps=BACKWARD.num_warps,
     )

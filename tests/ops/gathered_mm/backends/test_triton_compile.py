@@ -80,7 +80,7 @@ def _launched(what: str, cols: int, interleaved: bool = False):
     elif what == "combine_many":
         combine.forward(x, torch.zeros(4096, 8, dtype=torch.int32), torch.empty(4096, 8))
     else:
-        combine.backward(x[:8], x, index.view(8, 8), weights, (True, True))
+        combine.backward(x[:8], x, index.view(8, 8), weights, True, True)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,8 @@ else:
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_composed(case, monkeypatch):
         # Several tiles across and down.
-        monkeypatch.setattr(pointwise.gather_rows, "__defaults__", (pointwise.Config(64, 16, 4),))
-        monkeypatch.setattr(pointwise.gated_activation, "__defaults__", (pointwise.Config(64, 16, 4),))
-        monkeypatch.setattr(pointwise.gated_backward, "__defaults__", (pointwise.Config(64, 16, 4),))
+        for name in ("GATHER", "ACTIVATION", "BACKWARD"):
+            monkeypatch.setattr(pointwise, name, pointwise.Config(64, 16, 4))
         run_case(composed.BACKEND, case, composed.Config("loop"))
 
     @pytest.mark.parametrize("case", [c for c in CASES if c.product is BACKWARD], ids=str)
