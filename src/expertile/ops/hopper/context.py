@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, TypeVar, dataclass_transform
 
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate, constexpr
 
 T = TypeVar("T")
@@ -31,6 +32,14 @@ def context(cls: type[T]) -> type[T]:
     cls.__annotations__ = fields
     cls.__init__ = __init__  # type: ignore[method-assign]
     return _aggregate(cls)
+
+
+def context_of(descriptors: str, shared: str, tensors: str, constants: type) -> Any:
+    """A `context` with fields of these names, in this order: TMA descriptors, shared memory, tensors and numbers, and
+    those of the NamedTuple `constants`."""
+    kinds = ((descriptors, tma.tensor_descriptor), (shared, gl.shared_memory_descriptor), (tensors, gl.tensor))
+    fields = {name: kind for names, kind in kinds for name in names.split()}
+    return context(type("Context", (), {"__annotations__": fields | {"shape": constants}}))
 
 
 def _values(group: Any) -> Iterable[Any]:

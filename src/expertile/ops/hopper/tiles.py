@@ -7,7 +7,8 @@ memory, one trip to memory before the first load. `p` is the kernel's context.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
+
+from expertile.ops.hopper.context import context
 
 # Ragged descriptors (triton.tools.ragged_tma) wrap 64-bit addresses around at this coordinate.
 WRAP: gl.constexpr = gl.constexpr(0x40000000)
@@ -15,19 +16,13 @@ WRAP: gl.constexpr = gl.constexpr(0x40000000)
 _FAR: gl.constexpr = gl.constexpr(0x7FFFFFFF)
 
 
-@aggregate
+@context
 class Plan:
     """Over groups, in registers: tiles up to and including each group, and its last row + 1. And the tiles in all."""
 
     tile_ends: gl.tensor
     row_ends: gl.tensor
     total: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, tile_ends, row_ends, total):
-        self.tile_ends = tile_ends
-        self.row_ends = row_ends
-        self.total = total
 
 
 @gluon.jit
@@ -107,3 +102,22 @@ def locate(p, plan, t):
         if p.LAYOUT == "ragged_k":
             k, k_len = k_range(p, plan, t)
         return g, m * p.BLOCK_M, p.M, n * p.BLOCK_N, k, k_len
+
+
+@context
+class Place:
+    """Where a tile lies: see `locate`."""
+
+    col: gl.tensor
+    g: gl.tensor
+    k0: gl.tensor
+    k_len: gl.tensor
+    row: gl.tensor
+    row_end: gl.tensor
+
+
+@gluon.jit
+def place_of(p, plan, t):
+    """`locate` as one value, which a loop carries from tile to tile."""
+    g, row, row_end, col, k0, k_len = locate(p, plan, t)
+    return Place(col, g, k0, k_len, row, row_end)

@@ -77,10 +77,10 @@ def test_right_in_any_order(case: Case, rank: int, config: Config) -> None:
 
 
 MUTANTS = {
-    "the rows of the tile before": Fault("produce_gathered", "row = next_row"),
-    "copies are not reported": Fault("_fill_more", "async_copy.mbarrier_arrive(...)"),
-    "the stage is not waited for": Fault("_fill_more", "mbarrier.wait(...)"),
-    "its weights come from the first": Fault("_fill_more", "p_.more_b_desc", "p_.b_desc"),
+    "the place of the tile before": Fault("produce_gathered", "place = next_place"),
+    "copies are not reported": Fault("produce_gathered", "async_copy.mbarrier_arrive(...)"),
+    "the stage is not waited for": Fault("fill_in_order", "mbarrier.wait(...)"),
+    "its weights come from the first": Fault("produce_gathered", "p_.more_b_desc", "p_.b_desc"),
     "K is gathered to its end": Fault("produce_gathered", "p_.MORE * _", "0"),
 }
 

@@ -112,21 +112,21 @@ MUTANTS = {
     ),
     "an empty group has no step": Fault("_steps", "gl.maximum(k_, 1)", "k_"),
     "a tile is stored where the next one belongs": Fault(
-        "_consumer_split", "_store(p_, a_, g_, row, ...)", "_store(p_, a_, g_, next_row, ...)"
+        "_consumer_split", "_store(p_, a_, place, ...)", "_store(p_, a_, next_place, ...)"
     ),
     "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
     "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(_)", "tma.store_wait(8)"),
     "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),
     "the accumulator is read early": Fault("_multiply", _WAIT),
-    "expected bytes leave out b": Fault("fill", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
-    "boxes without rows are loaded": Fault("fill", "_load(..., _ < _)", "_load(..., True)"),
+    "expected bytes leave out b": Fault("_fill", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
+    "boxes without rows are loaded": Fault("_fill", "_load(..., _ < _)", "_load(..., True)"),
     "boxes without rows are expected": Fault(
-        "fill", "mbarrier.expect(..., pred=_ == c_)", "mbarrier.expect(..., pred=c_ == BOXES)"
+        "_fill", "mbarrier.expect(..., pred=_ == c_)", "mbarrier.expect(..., pred=c_ == BOXES)"
     ),
-    "a box of rows is left out": Fault("fill", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
-    "every box has the first one's rows": Fault("fill", "r_ + _ * _.A_BOX", "r_"),
-    "boxes lie on one another": Fault("fill", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
+    "a box of rows is left out": Fault("_fill", "(a_ + p_.A_BOX - 1) // p_.A_BOX", "a_ // p_.A_BOX"),
+    "every box has the first one's rows": Fault("_fill", "r_ + _ * _.A_BOX", "r_"),
+    "boxes lie on one another": Fault("_fill", "p_.a_boxes.index(a_ + _)", "p_.a_boxes.index(a_)"),
     "tiles are looked up one too far": Fault("locate", "e_.tile_ends <= t_", "e_.tile_ends < t_"),
     "a thin band is cut off": Fault("_raster", "gl.maximum(gl.minimum(h_, _), 1)", "h_"),
     "K runs into the next group": Fault("_load", "WRAP - a_ + b_", "WRAP - a_ - 1 + b_"),

@@ -62,7 +62,7 @@ def test_right_in_any_order(case: Case, rank: int, name: str) -> None:
 
 MUTANTS = {
     "the second pair starts late": Fault("produce", "m_ * p_.BLOCK_K", "(m_ + 1) * p_.BLOCK_K", nth=-1),
-    "its weights come from the first": Fault("fill_more", "p_.more_b_desc", "p_.b_desc"),
+    "its weights come from the first": Fault("produce", "p_.more_b_desc", "p_.b_desc"),
     "the first pair goes on": Fault("produce", "k_ - p_.MORE * _", "k_"),
 }
 

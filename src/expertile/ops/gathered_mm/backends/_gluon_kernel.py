@@ -10,7 +10,8 @@ multiply, and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`)
 A tile of 128x256 for both moves three quarters of the bytes from L2 that two of 128x128 do, and half of the gathered
 ones. Which tiles a program takes, and where they lie, is `grouped_mm`'s (`hopper/schedule.py`, `hopper/tiles.py`).
 """
-# ruff: noqa: RUF005  (Gluon's front end does not know `*` in a list)
+
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,14 +25,52 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
-from expertile.ops.gathered_mm.backends._gluon_context import Context
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
 from expertile.ops.gathered_mm.backends._gluon_producer import fill_in_order, produce_gathered
+from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.load import produce
-from expertile.ops.hopper.prologue import make_barriers
+from expertile.ops.hopper.prologue import make_barriers, slots
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
-from expertile.ops.hopper.tiles import locate, make_plan
+from expertile.ops.hopper.tiles import make_plan, place_of
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for. GROUPS_POW2: a power of two >= max(G, 32). ROWS: of a tile, what one consumer
+    multiplies. MORE: steps at the end of K, of BLOCK_K each, whose operands come from more_a_desc and more_b_desc."""
+
+    LAYOUT: str
+    PRODUCT: str
+    ACTIVATION: str
+    INTERLEAVED: bool
+    HALVED: bool
+    SAVE_PRE: bool
+    GATHERED: str
+    B_K_MAJOR: bool
+    HAS_BIAS: bool
+    GROUPS_POW2: int
+    BLOCK_M: int
+    ROWS: int
+    BLOCK_N: int
+    BLOCK_K: int
+    STAGES: int
+    GROUP_M: int
+    C_PARTS: int
+    C_SLOTS: int
+    DYNAMIC: bool
+    FENCED: bool
+    MASKED: bool
+    MORE: int
+
+
+# What every partition is handed. The plan of tiles reads LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and
+# GROUPS_POW2; queue, queued, tile_counter and DYNAMIC say which of them a program takes.
+Context = context_of(
+    "a_desc b_desc out_desc pre_desc dpre_desc more_a_desc more_b_desc",
+    "a_smem b_smem c_smem full empty order loaded queue queued",
+    "a rows offs bias slots weights sums tile_counter G M N K A_PITCH",
+    Shape,
+)
 
 
 @gluon.jit
@@ -86,7 +125,8 @@ def _steps(p):
 
 
 @gluon.jit
-def _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
+def _store_tile(p, acc, place, tile, PART: gl.constexpr, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
+    g, row, row_end, col = place.g, place.row + PART * p.ROWS, place.row_end, place.col
     if p.PRODUCT == "gated":
         store_gated(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
     else:
@@ -99,7 +139,7 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     steps = _steps(p)
     t = gl.program_id(0)
     number = 0
-    g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
+    place = place_of(p, plan, t)
     step = 0
     tile = 0
     if CONSUMER == 1:
@@ -108,22 +148,19 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
         mbarrier.wait(p.full.index(1), 0, pred=(steps > 1) & (t < plan.total))
     while t < plan.total:
         number += 1
-        if row + CONSUMER * p.ROWS < row_end:
+        if place.row + CONSUMER * p.ROWS < place.row_end:
             acc = _multiply(p, step, CONSUMER, None, mma_layout)
             after = take(p, number, t + gl.num_programs(0))
-            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-            _store_tile(p, acc, g, row + CONSUMER * p.ROWS, row_end, col, tile, CONSUMER, mma_layout)
+            next_place = place_of(p, plan, after)
+            _store_tile(p, acc, place, tile, CONSUMER, CONSUMER, mma_layout)
             tile += 1
         else:
             skip(p, step, p.K)
             after = take(p, number, t + gl.num_programs(0))
-            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
+            next_place = place_of(p, plan, after)
         step += steps
         t = after
-        g = next_g
-        row = next_row
-        row_end = next_row_end
-        col = next_col
+        place = next_place
     tma.store_wait(0)
 
 
@@ -138,8 +175,9 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     if CONSUMER == 1:
         step += _steps(p)
         t = take(p, 1, t + gl.num_programs(0))
-    g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
+    place = place_of(p, plan, t)
     while t < plan.total:
+        row, row_end, col = place.row, place.row_end, place.col
         if p.PRODUCT == "backward":
             # Both are there by the time the products are.
             fetch_pre(p, row, row_end, col, CONSUMER)
@@ -149,18 +187,15 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
         # Looked up while the other consumer keeps the tensor cores busy.
         take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))
         after = take(p, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0))
-        next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
+        next_place = place_of(p, plan, after)
         if p.PRODUCT == "backward":
             store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
         else:
-            _store_tile(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
+            _store_tile(p, acc, place, tile, 0, CONSUMER, mma_layout)
         step += 2 * _steps(p)
         tile += 1
         t = after
-        g = next_g
-        row = next_row
-        row_end = next_row_end
-        col = next_col
+        place = next_place
     tma.store_wait(0)
 
 
@@ -225,9 +260,9 @@ def gathered_mm_kernel(
     second pair of operands. For few rows (MASKED) it is launched as a programmatic dependent: it sets itself up while
     the kernel before it ends, and lets the one after it do so.
     """
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [SHAPE.STAGES] + a_desc.block_type.shape, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [SHAPE.STAGES] + b_desc.block_type.shape, b_desc.layout)
-    c_smem = gl.allocate_shared_memory(out_desc.dtype, [2 * SHAPE.C_SLOTS] + out_desc.block_type.shape, out_desc.layout)
+    a_smem = slots(a_desc, SHAPE.STAGES)
+    b_smem = slots(b_desc, SHAPE.STAGES)
+    c_smem = slots(out_desc, 2 * SHAPE.C_SLOTS)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
     full, empty = make_barriers(SHAPE.STAGES, 129 if SHAPE.GATHERED != "" else 1, SHAPE.BLOCK_M // SHAPE.ROWS)
     order, loaded = make_barriers(2, 1, 1)
@@ -240,7 +275,7 @@ def gathered_mm_kernel(
         # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.
         gdc_wait()
         gdc_launch_dependents()
-    p = Context(  # type: ignore[call-arg]
+    p = Context(
         (a_desc, b_desc, out_desc, pre_desc, dpre_desc),
         (a_desc if more_a_desc is None else more_a_desc, b_desc if more_b_desc is None else more_b_desc),
         (a_smem, b_smem, c_smem),

@@ -10,12 +10,12 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Operands, Outputs
-from expertile.ops.gathered_mm.backends._gluon_context import Shape
-from expertile.ops.gathered_mm.backends._gluon_kernel import gathered_mm_kernel
+from expertile.ops.gathered_mm.backends._gluon_kernel import Shape, gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.launch.blocks import Blocks, ragged
+from expertile.ops.launch.device import power_of_two
 from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -77,7 +77,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, 
         GATHERED=p.gathered,
         B_K_MAJOR=p.b_strides[1] == 1,
         HAS_BIAS=p.has_bias,
-        GROUPS_POW2=max(32, 1 << (p.groups - 1).bit_length()),
+        GROUPS_POW2=power_of_two(p.groups),
         BLOCK_M=config.block_m,
         ROWS=config.rows,
         BLOCK_N=config.block_n,
@@ -136,15 +136,13 @@ def prepared(
     counter = tile_counter(config.dynamic, o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
-        assert dpre is not None and act_w is not None and sums is not None
-        assert o.pre is not None and o.slots is not None and o.weights is not None
+        assert o.pre is not None and o.slots is not None and o.weights is not None and sums is not None
         return (
             made,
             (o.a, o.b, act_w, o.pre, dpre, more_a, more_b),
             (o.a, rows, o.offs, o.a, o.slots, o.weights, sums, counter),
         )
     out, pre = outputs if p.product is Product.GATED else (outputs[0], None)
-    assert out is not None
     pre = out if pre is None else pre
     bias = o.a if o.bias is None else o.bias
     return made, (o.a, o.b, out, pre, pre, more_a, more_b), (o.a, rows, o.offs, bias, o.offs, out, out, counter)
@@ -163,8 +161,6 @@ def run(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs, mor
     sums = row_sums(p, config, operands.a) if p.product is Product.BACKWARD else None
     launch, tensors, pointers = prepared(p, operands, config, outputs, programs, sums, more)
     launch.run(operands.a.get_device(), tensors, pointers)
-    if sums is None:
-        return
-    dweights = outputs[2]
-    assert operands.slots is not None and dweights is not None
-    add_row_sums(sums, operands.slots, operands.offs, dweights)
+    if sums is not None:
+        assert operands.slots is not None
+        add_row_sums(sums, operands.slots, operands.offs, outputs[2])

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.hopper.ring import advance
 from expertile.ops.hopper.schedule import next_tile, publish
-from expertile.ops.hopper.tiles import locate, make_plan
+from expertile.ops.hopper.tiles import make_plan, place_of
 from expertile.ops.launch.versions import cp_async, tma_load
 
 # Elements of one 16-byte copy.
@@ -35,22 +35,22 @@ def _load_b(p, desc, g, col, k, bar, dst):
 
 
 @gluon.jit
-def fill_in_order(p, g, row, _row_end, col, _k0, _k_len, k, i, phase):
+def fill_in_order(p, a_desc, b_desc, place, k, i, phase):
     """Load one stage, where rows of a stand in order, by TMA as soon as it is free."""
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
-    mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
-    tma_load(p.a_desc, [row, k], bar, p.a_smem.index(i))
-    _load_b(p, p.b_desc, g, col, k, bar, p.b_smem.index(i))
+    mbarrier.expect(bar, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+    tma_load(a_desc, [place.row, k], bar, p.a_smem.index(i))
+    _load_b(p, b_desc, place.g, place.col, k, bar, p.b_smem.index(i))
 
 
 @gluon.jit
-def _tokens(p, row, row_end, layout: gl.constexpr):
+def _tokens(p, place, layout: gl.constexpr):
     """Row numbers in `a` of the tile's rows. Past the end of the group -1 if MASKED, else that of its last row: in a
     tile that is nearly full the same bytes once more cost less than keeping track of which rows there are. In one that
     is nearly empty they are most of what is read: at one token by every program, from a single line of L2."""
-    end = gl.minimum(row_end, p.M)
-    r = row + gl.arange(0, p.BLOCK_M, layout=layout)
+    end = gl.minimum(place.row_end, p.M)
+    r = place.row + gl.arange(0, p.BLOCK_M, layout=layout)
     if p.MASKED:
         # Where no expert has rows, `locate` finds places that mean nothing.
         token = gl.load(p.rows + r, mask=(r >= 0) & (r < end), other=-1)
@@ -61,29 +61,17 @@ def _tokens(p, row, row_end, layout: gl.constexpr):
 
 
 @gluon.jit
-def _fill_gathered(p, source, token, g, col, k, left, column, i, phase):
+def _fill_gathered(p, source, token, place, k, left, column, i, phase):
     """Load one stage, a by cp.async: `left` columns of K from `k` on, zeros behind them and in rows without token."""
     mbarrier.wait(p.empty.index(i), phase)
     bar = p.full.index(i)
     mbarrier.expect(bar, p.b_desc.block_type.nbytes)
-    _load_b(p, p.b_desc, g, col, k, bar, p.b_smem.index(i))
+    _load_b(p, p.b_desc, place.g, place.col, k, bar, p.b_smem.index(i))
     a = p.a_smem.index(i).reshape([p.BLOCK_M, p.BLOCK_K])
     inside = gl.expand_dims(column < left, 0)
     if p.MASKED:
         inside = inside & gl.expand_dims(token >= 0, 1)
     cp_async(a, source, mask=inside)
-    async_copy.mbarrier_arrive(bar, increment_count=False)
-
-
-@gluon.jit
-def _fill_more(p, g, row, col, k, i, phase):
-    """Load one stage with the second pair of operands, whose rows stand in order; zeros past its K."""
-    mbarrier.wait(p.empty.index(i), phase)
-    bar = p.full.index(i)
-    mbarrier.expect(bar, p.a_desc.block_type.nbytes + p.b_desc.block_type.nbytes)
-    tma_load(p.more_a_desc, [row, k], bar, p.a_smem.index(i))
-    _load_b(p, p.more_b_desc, g, col, k, bar, p.b_smem.index(i))
-    # The gathering threads copy nothing here, but the barrier counts them.
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
@@ -101,30 +89,29 @@ def produce_gathered(p):
     phase = 1
     t = gl.program_id(0)
     number = 0
-    g, row, row_end, col, _k0, _k_len = locate(p, plan, t)
-    token = _tokens(p, row, row_end, by_row)
+    place = place_of(p, plan, t)
+    token = _tokens(p, place, by_row)
     while t < plan.total:
         source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1) + gl.expand_dims(column, 0)
-        _fill_gathered(p, source, token, g, col, 0, k_len, column, i, phase)
+        _fill_gathered(p, source, token, place, 0, k_len, column, i, phase)
         after = next_tile(p, number, t)
         if p.GROUPS_POW2 <= 128:
-            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-            next_token = _tokens(p, next_row, next_row_end, by_row)
+            next_place = place_of(p, plan, after)
+            next_token = _tokens(p, next_place, by_row)
         i, phase = advance(p, i, phase)
         for k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-            _fill_gathered(p, source + k, token, g, col, k, k_len - k, column, i, phase)
+            _fill_gathered(p, source + k, token, place, k, k_len - k, column, i, phase)
             i, phase = advance(p, i, phase)
         for m in gl.static_range(p.MORE):
-            _fill_more(p, g, row, col, m * p.BLOCK_K, i, phase)
+            fill_in_order(p, p.more_a_desc, p.more_b_desc, place, m * p.BLOCK_K, i, phase)
+            # The gathering threads copy nothing here, but the barrier counts them.
+            async_copy.mbarrier_arrive(p.full.index(i), increment_count=False)
             i, phase = advance(p, i, phase)
         if p.GROUPS_POW2 > 128:
-            next_g, next_row, next_row_end, next_col, _k0, _k_len = locate(p, plan, after)
-            next_token = _tokens(p, next_row, next_row_end, by_row)
+            next_place = place_of(p, plan, after)
+            next_token = _tokens(p, next_place, by_row)
         number += 1
         t = after
-        g = next_g
-        col = next_col
+        place = next_place
         token = next_token
-        if p.MORE > 0:
-            row = next_row
     publish(p, number + 1, plan.total)

@@ -12,20 +12,102 @@ Where a tile lies, every partition works out for itself (`hopper/tiles.py`): not
 the kernel and its first load but one read of `offs`. `hopper/schedule.py` says which tiles a program takes.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from expertile.ops.grouped_mm.backends._gluon_context import Context
-from expertile.ops.grouped_mm.backends._gluon_producer import fill_first, fill_more
 from expertile.ops.hopper.columns import pieces
+from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import begin, make_barriers, prefetch_descriptors, slots, specialise
 from expertile.ops.hopper.ring import advance, skip
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.store import bias_of, store_tile
-from expertile.ops.hopper.tiles import k_range, locate, make_plan
-from expertile.ops.launch.versions import reinterpret
+from expertile.ops.hopper.tiles import WRAP, k_range, make_plan, place_of
+from expertile.ops.launch.versions import reinterpret, tma_load
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for.
+
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS (split) or ROWS (pingpong). A_BOX: rows of a
+    that one load brings, ROWS or, for a with 64 elements of K in a row of a box, a divisor of 64 rows. ADD: results are
+    added to the elements of out. MORE: the steps at the end of K, of BLOCK_K each, whose operands come from more_a_desc
+    and more_b_desc."""
+
+    LAYOUT: str
+    A_K_MAJOR: bool
+    B_K_MAJOR: bool
+    HAS_BIAS: bool
+    GROUPS_POW2: int
+    CONSUMERS: int
+    ROWS: int
+    A_BOX: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    STAGES: int
+    LAG: int
+    GROUP_M: int
+    C_PARTS: int
+    C_SLOTS: int
+    DYNAMIC: bool
+    ADD: bool
+    MORE: int
+
+
+# What every partition is handed. `a_boxes` is `a_smem` cut into what one load brings.
+Context = context_of(
+    "a_desc b_desc c_desc more_a_desc more_b_desc",
+    "a_boxes a_smem b_smem c_smem full empty order queue queued",
+    "offs bias tile_counter G M N K",
+    Shape,
+)
+
+
+@gluon.jit
+def _load(p, desc, g, at, k0, k_len, k, bar, dst, FLAT: gl.constexpr, K_MAJOR: gl.constexpr, pred=True):
+    """TMA of rows of a, or columns of b, from `at` on. FLAT: an operand of two dimensions, K not ragged."""
+    if p.LAYOUT == "ragged_k":
+        tma_load(desc, [WRAP, k0 + k_len, WRAP - k_len + k, at], bar, dst, pred)
+    elif FLAT:
+        if K_MAJOR:
+            tma_load(desc, [at, k], bar, dst, pred)
+        else:
+            tma_load(desc, [k, at], bar, dst, pred)
+    elif K_MAJOR:
+        tma_load(desc, [g, at, k], bar, dst, pred)
+    else:
+        tma_load(desc, [g, k, at], bar, dst, pred)
+
+
+@gluon.jit
+def _fill(p, a_desc, b_desc, place, k, i, phase):
+    """Load one stage as soon as it is free: of `a` the boxes that have rows of the group, at least one.
+
+    What the products make of whatever lies in the others' place is not stored.
+    """
+    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = p.b_desc.block_type.nbytes
+    BOXES: gl.constexpr = p.BLOCK_M // p.A_BOX
+    FLAT: gl.constexpr = p.LAYOUT == "ragged_m"
+    g, row, k0, k_len = place.g, place.row, place.k0, place.k_len
+    mbarrier.wait(p.empty.index(i), phase)
+    bar = p.full.index(i)
+    boxes = gl.minimum((place.row_end - row + p.A_BOX - 1) // p.A_BOX, BOXES)
+    if BOXES == 1:
+        mbarrier.expect(bar, A_BYTES + B_BYTES)
+    else:
+        # Exactly one predicate holds, and the barrier counts one arrival.
+        for count in gl.static_range(1, BOXES + 1):
+            mbarrier.expect(bar, count * A_BYTES + B_BYTES, pred=boxes == count)
+    _load(p, a_desc, g, row, k0, k_len, k, bar, p.a_boxes.index(i * BOXES), FLAT, p.A_K_MAJOR)
+    _load(p, b_desc, g, place.col, k0, k_len, k, bar, p.b_smem.index(i), False, p.B_K_MAJOR)
+    for s in gl.static_range(1, BOXES):
+        at, box = row + s * p.A_BOX, p.a_boxes.index(i * BOXES + s)
+        _load(p, a_desc, g, at, k0, k_len, k, bar, box, FLAT, p.A_K_MAJOR, s < boxes)
 
 
 @gluon.jit
@@ -69,7 +151,7 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
     if NEXT is None:
         # Looked up while the tensor cores are busy.
         after = take(p, number, t)
-        g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
+        place = place_of(p, plan, after)
     for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
         i, phase = advance(p, i, phase)
         acc = _batch(p, acc, i, phase, PART, False)
@@ -83,17 +165,18 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
     if NEXT is not None:
         # Looked up while the other consumer keeps them busy.
         after = take(p, number, t)
-        g, row, row_end, col, _k0, next_k_len = locate(p, plan, after)
-    return after, acc, g, row, row_end, col, next_k_len
+        place = place_of(p, plan, after)
+    return after, acc, place
 
 
 @gluon.jit
-def _store(p, acc, g, row, row_end, col, tile, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
+def _store(p, acc, place, tile, PART: gl.constexpr, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     """Accumulators -> shared memory -> TMA, in C_PARTS pieces through C_SLOTS buffers, used in turn; `tile` counts this
     consumer's tiles.
 
     Nothing waits for the last stores here: a buffer is waited for when it is needed again, one tile later.
     """
+    g, row, row_end, col = place.g, place.row + PART * p.ROWS, place.row_end, place.col
     if p.HAS_BIAS:
         bias = bias_of(p, g, col, p.N, p.BLOCK_N, gl.SliceLayout(0, mma_layout))
         acc = acc + gl.expand_dims(bias, 0)
@@ -112,38 +195,28 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     tile = 0
     number = 0
     t = gl.program_id(0)
-    g, row, row_end, col, _k0, k_len = locate(p, plan, t)
+    place = place_of(p, plan, t)
     while t < plan.total:
         number += 1
-        steps = _steps(p, k_len)
-        if CONSUMER == 0:
-            after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-                p, plan, step, k_len, number, t + gl.num_programs(0), 0, None, mma_layout
-            )
-            _store(p, acc, g, row, row_end, col, tile, 0, mma_layout)
-            tile += 1
-        else:
+        steps = _steps(p, place.k_len)
+        if CONSUMER == 1:
             # The late start that puts one consumer's stores beside the other's products. It lasts: the
             # consumer that stores leaves the tensor cores to the other and falls behind by as much.
             late = (step == 0) & (steps > p.LAG) & (t + gl.num_programs(0) < plan.total)
             mbarrier.wait(p.full.index(p.LAG), 0, pred=late)
-            if row + p.ROWS < row_end:
-                after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-                    p, plan, step, k_len, number, t + gl.num_programs(0), 1, None, mma_layout
-                )
-                _store(p, acc, g, row + p.ROWS, row_end, col, tile, 1, mma_layout)
-                tile += 1
-            else:
-                skip(p, step, k_len)
-                after = take(p, number, t + gl.num_programs(0))
-                next_g, next_row, next_row_end, next_col, _k0, next_k_len = locate(p, plan, after)
+        if CONSUMER == 0 or place.row + p.ROWS < place.row_end:
+            after, acc, next_place = _multiply(
+                p, plan, step, place.k_len, number, t + gl.num_programs(0), CONSUMER, None, mma_layout
+            )
+            _store(p, acc, place, tile, CONSUMER, CONSUMER, mma_layout)
+            tile += 1
+        else:
+            skip(p, step, place.k_len)
+            after = take(p, number, t + gl.num_programs(0))
+            next_place = place_of(p, plan, after)
         step += steps
         t = after
-        g = next_g
-        row = next_row
-        row_end = next_row_end
-        col = next_col
-        k_len = next_k_len
+        place = next_place
     tma.store_wait(0)
 
 
@@ -157,25 +230,21 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     if CONSUMER == 1:
         step += _steps(p, _k_length(p, plan, t))
         t = take(p, 1, t + gl.num_programs(0))
-    g, row, row_end, col, _k0, k_len = locate(p, plan, t)
+    place = place_of(p, plan, t)
     while t < plan.total:
         mbarrier.wait(p.order.index(CONSUMER), (tile & 1) ^ (1 - CONSUMER))
-        after, acc, next_g, next_row, next_row_end, next_col, next_k_len = _multiply(
-            p, plan, step, k_len, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0), 0, 1 - CONSUMER, mma_layout
+        after, acc, next_place = _multiply(
+            p, plan, step, place.k_len, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0), 0, 1 - CONSUMER, mma_layout
         )
-        _store(p, acc, g, row, row_end, col, tile, CONSUMER, mma_layout)
-        step += _steps(p, k_len)
+        _store(p, acc, place, tile, 0, CONSUMER, mma_layout)
+        step += _steps(p, place.k_len)
         if p.LAYOUT == "ragged_k":
             step += _steps(p, _k_length(p, plan, take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))))
         else:
             step += _steps(p, p.K)
         tile += 1
         t = after
-        g = next_g
-        row = next_row
-        row_end = next_row_end
-        col = next_col
-        k_len = next_k_len
+        place = next_place
     tma.store_wait(0)
 
 
@@ -197,10 +266,7 @@ def _consumer(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _producer(p):
-    if p.MORE > 0:
-        produce(p, fill_first, fill_more)
-    else:
-        produce(p, fill_first)
+    produce(p, _fill)
 
 
 @gluon.jit(
@@ -249,7 +315,7 @@ def grouped_mm_kernel(
     else:
         queue, queued = empty, empty
     begin()
-    p = Context(  # type: ignore[call-arg]
+    p = Context(
         (a_desc, b_desc, c_desc),
         (a_desc if more_a_desc is None else more_a_desc, b_desc if more_b_desc is None else more_b_desc),
         (a_boxes, a_smem, b_smem, c_smem),

@@ -9,20 +9,12 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands, Pair
-from expertile.ops.grouped_mm.backends._gluon_context import Shape
-from expertile.ops.grouped_mm.backends._gluon_kernel import grouped_mm_kernel
+from expertile.ops.grouped_mm.backends._gluon_kernel import Shape, grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.blocks import Blocks, matrix, ragged
+from expertile.ops.launch.device import power_of_two, starts_early, torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
-
-
-def _plain(shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, int], swap: bool) -> Blocks:
-    """A matrix, or a stack of them; `swap`: stored the other way round."""
-    if swap:
-        shape, strides, box = ((*x[:-2], x[-1], x[-2]) for x in (shape, strides, box))  # type: ignore[assignment]
-    return Blocks(shape, strides, (1,) * (len(shape) - 2) + box)
 
 
 @lru_cache(maxsize=1024)
@@ -48,14 +40,14 @@ def _launch(
         b = ragged(p.n, p.b_strides[0], (bk, bn))
     else:
         a_shape = (p.m, p.k) if len(p.a_strides) == 2 else (*lead, p.m, p.k)
-        a = _plain(a_shape, p.a_strides, (box, bk), not a_k_major)
-        b = _plain((*lead, p.k, p.n), p.b_strides, (bk, bn), b_k_major)
+        a = matrix(a_shape, p.a_strides, (box, bk), not a_k_major)
+        b = matrix((*lead, p.k, p.n), p.b_strides, (bk, bn), b_k_major)
     more_a = more_b = None
     more = -(-rank // bk)
     if rank:
-        more_a = _plain((p.m, rank), (rank, 1), (box, bk), False)
+        more_a = matrix((p.m, rank), (rank, 1), (box, bk))
         strides = (p.n * rank, *((1, rank) if b_k_major else (p.n, 1)))
-        more_b = _plain((*lead, rank, p.n), strides, (bk, bn), b_k_major)
+        more_b = matrix((*lead, rank, p.n), strides, (bk, bn), b_k_major)
     if p.layout is Layout.RAGGED_M:
         c = ragged(p.n, out_strides[0], (rows, part_n))
     else:
@@ -66,7 +58,7 @@ def _launch(
         A_K_MAJOR=a_k_major,
         B_K_MAJOR=b_k_major,
         HAS_BIAS=p.has_bias,
-        GROUPS_POW2=max(32, 1 << (p.groups - 1).bit_length()),
+        GROUPS_POW2=power_of_two(p.groups),
         CONSUMERS=config.consumers,
         ROWS=rows,
         A_BOX=box,

@@ -18,10 +18,13 @@ With SPLIT_K > 1 the steps of a tile are dealt out to that many programs, neighb
 float32 sum into a slice of its own, [SPLIT_K, M, N], and `reduce` adds the slices up in order: same bits every time.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
 from expertile.ops.hopper.prologue import begin, make_barriers, prefetch_descriptors, slots, specialise
 from expertile.ops.hopper.ring import advance
@@ -29,8 +32,46 @@ from expertile.ops.hopper.store import bias_of, store_tile
 from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span, tile_of, units
 from expertile.ops.launch.versions import reinterpret
-from expertile.ops.scaled_grouped_mm.backends._gluon_context import Context
 from expertile.ops.scaled_grouped_mm.backends._gluon_producer import produce
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for.
+
+    GROUPS_POW2: a power of two >= max(G, 32). BLOCK_M = ROWS * CONSUMERS; A_BOX: rows of a that one load brings, which
+    divide ROWS, and are ROWS where there are more consumers. A tile has HALVES of COLS columns, BLOCK_N in all, which
+    divides 128 or is 256. ORDERED: three consumers, or two of halves, queue their products in order
+    (`hopper/ordered_barrier.py`). TAIL: the last wave may be of half tiles (`hopper/units.py`); a split K needs no
+    TAIL."""
+
+    LAYOUT: str
+    RECIPE: str
+    HAS_BIAS: bool
+    GROUPS_POW2: int
+    ROWS: int
+    A_BOX: int
+    BLOCK_M: int
+    BLOCK_N: int
+    STAGES: int
+    GROUP_M: int
+    SPLIT_K: int
+    PAIRS: bool
+    COLS: int
+    HALVES: int
+    CONSUMERS: int
+    ORDERED: bool
+    TAIL: bool
+
+
+# What every partition is handed; sizes and strides count elements. sb_g, sb_n, sb_k: strides of scale_b over groups,
+# columns (or blocks of 128 columns) and blocks of k; sa_m, sa_k: of scale_a over rows and blocks of k. a_boxes is
+# a_smem cut into what one load brings.
+Context = context_of(
+    "a_desc b_desc c_desc",
+    "a_boxes a_smem b_smem c_smem scale_a_smem scale_b_smem full empty",
+    "offs bias scale_a scale_b G M N K sa_m sa_k sb_g sb_n sb_k",
+    Shape,
+)
 
 
 @gluon.jit
@@ -267,7 +308,7 @@ def scaled_grouped_mm_kernel(
     # The threads of the loading warp arrive one by one, each when its copies of scales have landed.
     full, empty = make_barriers(STAGES, 33 if SHAPE.RECIPE != "row" else 1, CONSUMERS)
     begin()
-    p = Context(  # type: ignore[call-arg]
+    p = Context(
         (a_desc, b_desc, c_desc),
         (a_boxes, a_smem, b_smem, c_smem, scale_a_smem, scale_b_smem),
         (full, empty),
