@@ -1,13 +1,18 @@
-"""Zero the rows or columns past offs[-1], reading offs on the device only."""
+"""What a result holds beside its products: zeros past offs[-1], zeros without a K, rows that are left alone. Reads offs
+on the device only."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from expertile.ops.grouped_mm.backend import Operands
+from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.hopper.limits import storable
 from expertile.ops.launch.versions import FP_FUSION
 
 
@@ -43,7 +48,21 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.where(inside.unsqueeze(1 - dim), x, 0.0)
 
 
-def zero_rows(p: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:
+def filled(p: Problem, operands: Any, out: torch.Tensor | None, run: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """`out`, or a new tensor, with the result that `run(target)` writes by TMA: into out itself where TMA can, or into
+    a copy, which carries the rows that are left alone. Nothing runs where nothing is multiplied."""
+    target = new_out(p, operands, out)
+    if out is not None and not storable(out):
+        target = out.new_empty(out.shape).copy_(out)
+    if p.groups and p.m and p.n:
+        if p.k:
+            run(target)
+        else:
+            zero_rows(p, operands, target)
+    return target if out is None or out is target else out.copy_(target)
+
+
+def zero_rows(p: Problem, operands: Any, out: torch.Tensor) -> torch.Tensor:
     """An empty K: zeros (or the bias) in every row of a group; on the device, like the kernel."""
     if p.layout is not Layout.RAGGED_M:
         out.zero_()

@@ -11,11 +11,18 @@ from expertile.device import Device
 MAX_ROWS = 0x40000000  # as in triton.tools.ragged_tma: a row number no tensor reaches
 
 
+def other_architecture(device: Device) -> str | None:
+    """Why a kernel written for sm_90a does not run on `device`, or None."""
+    if device.kind != "cuda" or device.capability != (9, 0):
+        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    return None
+
+
 def refusal(p: Any, device: Device, most_groups: int = 2048, most_rows: int = MAX_ROWS) -> str | None:
     """Why a kernel whose operands and result TMA moves can't compute the grouped product `p` on `device`, as far as all
     of them are alike in that; or None."""
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if reason := other_architecture(device):
+        return reason
     if p.ragged_total > most_rows:
         return f"at most {most_rows} rows (the ragged descriptors' limit), not {p.ragged_total}"
     if p.groups > most_groups:

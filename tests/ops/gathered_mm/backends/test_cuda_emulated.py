@@ -7,7 +7,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import new_outputs
-from expertile.ops.gathered_mm.backends import _row_sums, cuda_gather, cuda_wgrad
+from expertile.ops.gathered_mm.backends import cuda_gather, cuda_wgrad
 from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, MM, WGRAD, Case, make, over_pre, run_case
 from tests.support.cuda_emulator import COMPILER, constant, on_host, without
 
@@ -33,7 +33,7 @@ def fresh(monkeypatch):
         used = int(offs[-1])
         dweights.view(-1)[slots[:used].long()] = sums.sum(0)[:used]
 
-    monkeypatch.setattr(_row_sums, "add_row_sums", add_row_sums)
+    monkeypatch.setattr(cuda_gather, "add_row_sums", add_row_sums)
     for module in BACKENDS.values():
         module._kernel.cache_clear()
         module._binary.cache_clear()

@@ -6,12 +6,13 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
+from expertile.ops.hopper.limits import other_architecture
 
 
 def unfit(p: GatherProblem, device: Device) -> str | None:
     """Why none of them can compute `p` on `device`, whatever its product; or None."""
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if reason := other_architecture(device):
+        return reason
     if p.dtype not in (torch.bfloat16, torch.float16):
         return f"multiplies bfloat16 and float16, not {p.dtype}"
     if not (p.a_aligned and p.b_aligned):

@@ -26,9 +26,10 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import refusal
+from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.device import starts_early
+from expertile.ops.launch.device import power_of_two, starts_early
 from expertile.ops.launch.launch import tile_counter
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
@@ -82,14 +83,9 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "computes products that gather rows of a, nothing else"
     if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
-    if Config().smem_bytes(p.product, _rounded(p.groups), 4 * p.has_bias) > device.smem_bytes:
+    if Config().smem_bytes(p.product, power_of_two(p.groups), 4 * p.has_bias) > device.smem_bytes:
         return f"lists experts in shared memory, which {p.groups} of them exceed"
     return nvrtc.missing()
-
-
-def _rounded(groups: int) -> int:
-    """A power of two, so that few numbers of experts have kernels of their own."""
-    return max(32, 1 << (groups - 1).bit_length())
 
 
 @lru_cache(maxsize=1024)
@@ -145,10 +141,9 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         bias = bias.to(torch.float32, copy=True)
     if bias is not None:
         bias = bias.contiguous()
-    results: tuple[torch.Tensor | None, ...]
     if p.product is Product.BACKWARD:
-        dpre, act_w, dweights = outputs
-        assert pre is not None and o.slots is not None and dweights is not None
+        dpre, act_w, _ = outputs
+        assert pre is not None
         if pre.data_ptr() % 16:
             pre = pre.clone()
         sums = o.a.new_empty((-(-p.n // _COLUMNS), p.m), dtype=torch.float32)
@@ -161,14 +156,12 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
         tensors = (None if x is None else x.data_ptr() for x in given)
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
-        kernel = _kernel(config, _key(p), nbytes, _rounded(p.groups), o.a.get_device())
+        kernel = _kernel(config, _key(p), nbytes, power_of_two(p.groups), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
         arguments = (*_weights(p, o.b), *tensors, *sizes)
         kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
         if sums is not None:
-            from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
-
-            assert o.slots is not None and outputs[2] is not None
+            assert o.slots is not None
             add_row_sums(sums, o.slots, o.offs, outputs[2])
 
 

@@ -27,12 +27,8 @@ from expertile.ops.launch import nvrtc
 from expertile.ops.launch.device import starts_early
 
 _SOURCE = Path(__file__).with_name("_cuda_wgrad.cu")
-_GATHERED, _OTHER, _STEP, _BLOCK = (
-    128,
-    256,
-    64,
-    64,
-)  # of a tile: columns of both operands, rows of a step; of TMA's boxes
+_GATHERED, _OTHER = 128, 256  # columns of a tile, of both operands
+_STEP, _BLOCK = 64, 64  # rows of a step; rows and columns of TMA's boxes
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 3, *(_INT,) * 3, _LONG)
 
@@ -86,7 +82,7 @@ def _kernel(config: Config, dtype: torch.dtype, turned: bool, device: int) -> nv
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
     """Compute into `outputs`; queues one kernel."""
     p, o, (out,) = problem, operands, outputs
-    assert out is not None and o.rows is not None
+    assert o.rows is not None
     turned = p.gathered == "b"
     gathered, other = (o.b, o.a) if turned else (o.a, o.b)
     width, columns, pitch = gathered.shape[1], other.shape[1], other.stride(0) * 2

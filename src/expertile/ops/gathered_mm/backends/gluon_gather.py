@@ -185,7 +185,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
 
 @lru_cache(maxsize=1)
 def _launch() -> Callable[[GatherProblem, Operands, Config, Outputs, Pair | None], None]:
-    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    """Kernels are imported at the first launch: `import expertile` stays quick."""
     from expertile.ops.gathered_mm.backends._gluon_launch import run
 
     return run

@@ -38,6 +38,8 @@ class RowByRow:
 
 def multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """out [m, n] = x [m, k] @ y [k, n] + bias [n]; or of stacks of them, [G, …] each."""
+    if out.numel() == 0:
+        return
     product, with_bias = (torch.mm, torch.addmm) if x.dim() == 2 else (torch.bmm, torch.baddbmm)
     bias = bias[:, None] if bias is not None and bias.dim() == 2 else bias
     if out.dtype is x.dtype and bias is None:

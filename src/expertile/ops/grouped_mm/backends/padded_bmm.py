@@ -47,12 +47,6 @@ def _supports(problem: Problem, device: Device) -> str | None:
     return None
 
 
-def _multiply(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """out [G, m, n] = x [G, m, k] @ y [G, k, n] + bias [G, n]."""
-    if out.numel():
-        multiply(x, y, bias, out)
-
-
 def _padded_rows(offs: torch.Tensor, used: int, longest: int) -> torch.Tensor:
     """Index [used] of each row in the padded buffer [G * longest]: row r of group g goes to g * longest + r - start.
 
@@ -77,7 +71,7 @@ def _ragged_rows(
         return
     if used == groups * longest:
         equal = (groups, longest)
-        _multiply(a[:used].unflatten(0, equal), b, bias, out[:used].unflatten(0, equal))
+        multiply(a[:used].unflatten(0, equal), b, bias, out[:used].unflatten(0, equal))
         return
     index = _padded_rows(offs, used, longest)
     # Rows of padding only make rows of the result that are never read, so on a GPU they keep whatever the buffer held.
@@ -87,7 +81,7 @@ def _ragged_rows(
     a_padded = new(groups * longest, a.shape[1])
     a_padded.index_copy_(0, index, a[:used])
     out_padded = out.new_empty(groups, longest, out.shape[1])
-    _multiply(a_padded.unflatten(0, (groups, longest)), b, bias, out_padded)
+    multiply(a_padded.unflatten(0, (groups, longest)), b, bias, out_padded)
     if out.is_contiguous():
         torch.index_select(out_padded.flatten(0, 1), 0, index, out=out[:used])
     else:
@@ -107,14 +101,14 @@ def _ragged_sum(
         index = _padded_rows(offs, used, longest)
         at = a.new_zeros(groups * longest, a.shape[0]).index_copy_(0, index, at)
         b = b.new_zeros(groups * longest, b.shape[1]).index_copy_(0, index, b)
-    _multiply(at.unflatten(0, equal).transpose(1, 2), b.unflatten(0, equal), None, out)
+    multiply(at.unflatten(0, equal).transpose(1, 2), b.unflatten(0, equal), None, out)
 
 
 def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
     out = new_out(problem, operands, out)
     if problem.layout is Layout.BATCHED:
-        _multiply(a, b, bias, out)
+        multiply(a, b, bias, out)
         return out
     assert offs is not None
     sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(offs)

@@ -23,7 +23,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import NoConfig, Speed
-from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backend import Backend, Operands, copy_used, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 # What torch.nn.functional.grouped_mm calls, kept as it was at import: were that function
@@ -111,31 +111,13 @@ def _supports(problem: Problem, device: Device) -> str | None:
     return _kernel_reason(problem) if uses_kernel(problem, device) else None
 
 
-def _copy_used(problem: Problem, operands: Operands, result: torch.Tensor, out: torch.Tensor) -> None:
-    """out = result, except past the last group."""
-    if problem.layout in (Layout.RAGGED_K, Layout.BATCHED):
-        out.copy_(result)
-        return
-    dim = 0 if problem.layout is Layout.RAGGED_M else 1
-    if problem.group_sizes is not None:
-        used = sum(problem.group_sizes)
-        out.narrow(dim, 0, used).copy_(result.narrow(dim, 0, used))
-        return
-    assert operands.offs is not None
-    inside = torch.arange(out.shape[dim], device=out.device) < operands.offs[-1]
-    torch.where(inside[:, None] if dim == 0 else inside, result, out, out=out)
-
-
 def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     if 0 in (problem.m, problem.n, problem.groups):
         return new_out(problem, operands, out)
     if problem.k == 0:  # ragged K with no rows at all: a null matrix, which TMA cannot describe
         return new_out(problem, operands, out).zero_()
     result = _GROUPED_MM(operands.a, operands.b, offs=operands.offs)
-    if out is None:
-        return result
-    _copy_used(problem, operands, result, out)
-    return out
+    return result if out is None else copy_used(problem, operands, result, out)
 
 
 BACKEND = Backend(

@@ -153,13 +153,8 @@ __device__ __forceinline__ void store_tile(const float* sum, const Shared& s, co
     warpgroup_sync(part_no);
     for (int i = thread; i < 64 * (WIDTH / 8); i += 128) {
       const int part = i / (64 * 8), row = i % (64 * 8) / 8, chunk = i % 8, c = tile.col + part * 64 + chunk * 8;
-      u32 x[4];
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                   : "r"(mine + part * (64 * 128) + row * 128 + ((chunk ^ row % 8) << 4)) : "memory");
-      if (first + row < tile.row_end && c < N)
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(out + (first + row) * pitch + c * 2), "r"(x[0]),
-                     "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+      const uint4 x = load_shared_16(mine + part * (64 * 128) + row * 128 + ((chunk ^ row % 8) << 4));
+      if (first + row < tile.row_end && c < N) store_16(out + (first + row) * pitch + c * 2, x);
     }
   }
 }

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.grouped_mm.tail import filled
+from expertile.ops.hopper.limits import other_architecture
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.device import starts_early
+from expertile.ops.launch.device import power_of_two, starts_early
 from expertile.ops.launch.launch import tile_counter
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
@@ -97,23 +98,18 @@ def _multiply(n: int) -> str:
     )
 
 
-def _rounded(x: int, least: int) -> int:
-    """A power of two, so that few sizes have kernels of their own."""
-    return max(least, 1 << (x - 1).bit_length())
-
-
 def supports(problem: ScaledProblem, device: Device) -> str | None:
     """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return "needs compute capability 9.0 (H100, H200): it is written for that architecture's wgmma instructions"
+    if reason := other_architecture(device):
+        return reason
     if p.layout is not Layout.RAGGED_M or p.recipe is not Recipe.BLOCK:
         return f"takes ragged rows with scales of blocks, not {p.layout.value} with {p.recipe.value}"
     if p.has_bias:
         return "takes no bias"
     if p.out_dtype not in (torch.bfloat16, torch.float16):
         return f"writes bfloat16 or float16, not {p.out_dtype}"
-    if Config().smem_bytes(_rounded(p.groups, 32), _rounded(p.k_blocks, 64)) > device.smem_bytes:
+    if Config().smem_bytes(power_of_two(p.groups), power_of_two(p.k_blocks, 64)) > device.smem_bytes:
         return f"lists groups and scales in shared memory, which {p.groups} groups of {p.k} summands exceed"
     if not (p.a_aligned and p.b_aligned):
         return "TMA needs base addresses that are multiples of 16 bytes"
@@ -195,16 +191,10 @@ def _side_by_side(scale_a: torch.Tensor) -> torch.Tensor:
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, one more for a dynamic
     scheduler's counter and one more for scales of a with K contiguous; waits for nothing."""
-    p, o = problem, operands
-    if out is None:
-        out = o.a.new_empty(p.out_shape, dtype=p.out_dtype)
-    elif out.stride(1) != 1 or out.stride(0) % 8 or out.data_ptr() % 16:
-        # The copy carries the rows that are to be left alone.
-        return out.copy_(run(p, o, config, out.new_empty(out.shape).copy_(out)))
-    if not (p.groups and p.m and p.n):
-        return out
-    if p.k == 0:
-        return zero_rows(p, o, out)  # type: ignore[arg-type]
+    return filled(problem, operands, out, partial(_queue, problem, operands, config))
+
+
+def _queue(p: ScaledProblem, o: Operands, config: Config, out: torch.Tensor) -> None:
     with torch.cuda.device(out.device):
         scale_a, pitch, rows = _side_by_side(o.scale_a), out.stride(0) * 2, (p.m, p.k)
         shape, pitches = (p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2])
@@ -217,12 +207,11 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
             nvrtc.tensor_map(out.data_ptr(), (p.m, p.n), (pitch,), (64, 64), 2),
         )
         tensors = (o.offs, o.scale_b, out, tile_counter(config.dynamic, out))
-        kernel = _kernel(*(config, p.out_dtype, _rounded(p.groups, 32), _rounded(p.k_blocks, 64)), out.get_device())
+        kernel = _kernel(*(config, p.out_dtype, power_of_two(p.groups), power_of_two(p.k_blocks, 64)), out.get_device())
         programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
         sizes = (p.groups, p.n, p.k, *p.scale_b_strides, pitch)
         arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)
         kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
-    return out
 
 
 BACKEND = Backend(

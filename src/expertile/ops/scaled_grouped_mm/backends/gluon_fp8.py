@@ -20,14 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.grouped_mm.tail import zero_rows
-from expertile.ops.hopper.limits import refusal, storable
+from expertile.ops.grouped_mm.tail import filled
+from expertile.ops.hopper.limits import refusal
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
 _INT32 = 2**31
@@ -207,24 +207,12 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
     and waits for nothing."""
-    p = problem
-    if out is None:
-        out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
-    elif not storable(out):
-        # The copy carries the rows that are to be left alone.
-        aligned = out.new_empty(out.shape).copy_(out)
-        return out.copy_(run(p, operands, config, aligned))
-    if not (p.groups and p.m and p.n):
-        return out
-    if p.k == 0:
-        return zero_rows(p, operands, out)  # type: ignore[arg-type]
-    _launch()(p, operands, config, out)
-    return out
+    return filled(problem, operands, out, partial(_launch(), problem, operands, config))
 
 
 @lru_cache(maxsize=1)
 def _launch() -> Callable[[ScaledProblem, Operands, Config, torch.Tensor], None]:
-    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    """Kernels are imported at the first launch: `import expertile` stays quick."""
     from expertile.ops.scaled_grouped_mm.backends._gluon_launch import run
 
     return run

@@ -19,7 +19,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import NoConfig
-from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.grouped_mm.backend import copy_used, new_out
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, Recipe, ScaledProblem
 
@@ -71,12 +71,7 @@ def run(problem: ScaledProblem, operands: Operands, config: NoConfig, out: torch
         offs=operands.offs,
         output_dtype=problem.out_dtype,
     )
-    if out is None:
-        return result
-    if problem.layout is Layout.RAGGED_K:
-        return out.copy_(result)
-    inside = torch.arange(problem.m, device=out.device) < operands.offs[-1]
-    return out.copy_(torch.where(inside[:, None], result, out))
+    return result if out is None else copy_used(problem, operands, result, out)
 
 
 BACKEND = Backend(
