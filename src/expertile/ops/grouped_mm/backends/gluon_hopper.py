@@ -24,9 +24,9 @@ from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, Pair, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.grouped_mm.tail import zero_rows
+from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.grouped_mm.tiling import load_rows
-from expertile.ops.hopper.limits import refusal, storable, wide_tiles_pay
+from expertile.ops.hopper.limits import refusal, wide_tiles_pay
 
 _DTYPES = (torch.bfloat16, torch.float16)
 QUEUE_BYTES = 2048  # tile numbers of the dynamic scheduler, on their way to the consumers
@@ -42,8 +42,6 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     store_parts, store_slots: the output tile leaves in `store_parts` pieces through `store_slots` buffers. With
         "pingpong" the other consumer multiplies meanwhile: stores that wait for one another cost nothing.
-        (H200, 26 large products: in four pieces 1.2 % faster than in two; 12 of them: through two buffers 3.5 % slower
-        than through one.)
     lag: steps by which the second consumer of "split" starts late.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
     small_m: only rows that the group has are loaded, 16 at a time (block_m 64, block_k 64, not "split", ragged M).
@@ -156,8 +154,6 @@ _DECODE = Config(mode="cooperative", block_m=64, block_n=128, block_k=128, num_s
 _WIDE_DECODE = Config(mode="cooperative", block_m=64, num_stages=4)
 _STORING = Config(mode="pingpong", block_n=128, num_stages=3, store_slots=2, group_m=8)
 
-# H200: decode of ten layers of models, 1 to 16 rows a group: 1 to 10 % faster than the best of the others; 128 groups
-# of which one has 90 % of 1024 rows, 2048 -> 1536: 157 us against 161. With 64 rows a group up to 14 % slower.
 _SMALL_M = Config(mode="cooperative", block_m=64, block_n=128, num_stages=8, small_m=True)
 
 # Each wins some problem.
@@ -187,24 +183,16 @@ def _tiles(p: Problem, height: int = 128, width: int = 128) -> int:
     return p.groups * math.ceil(_rows(p) / height) * math.ceil(p.n / width)
 
 
-def _gain_of_64_rows(p: Problem, device: Device) -> float:
-    """Waves of 128x128 tiles over waves of 64x256 tiles, which have as many products: above 1 where fewer idle rows
-    save more than idle columns cost. A dozen waves even out."""
-
-    def waves(tiles: int) -> float:
-        part = tiles / device.sm_count
-        return part if part > 12 else math.ceil(part)
-
-    return waves(_tiles(p)) / waves(_tiles(p, 64, 256))
+def _waves(p: Problem, device: Device, height: int = 128, width: int = 128) -> float:
+    """Waves of tiles, the last a whole one; a dozen even out."""
+    part = _tiles(p, height, width) / device.sm_count
+    return part if part > 12 else math.ceil(part)
 
 
 def _default(problem: Problem, device: Device) -> Config:
-    """The schedule for a problem.
+    """The schedule for a problem. What its rules rest on: docs/notes/grouped_mm.md, "The schedule's rules".
 
-    H100: from a wave of them on, tiles of 128x256 for both consumers, which read a quarter less from L2. 113 problems
-    (2026-11-25): from 5.4 % behind the best config in geometric mean to 2.1 %. After seconds at its power limit, 128
-    groups of 2048 rows, 2048 -> 4096: 6.0 to 6.5 ms, in 128x128 9.2, in 64x256 8.9; a single launch takes the same
-    time in either."""
+    On an H100, from a wave of them on, tiles of 128x256 for both consumers, which read a quarter less from L2."""
     chosen = _h200_default(problem, device)
     full = _rows(problem) > 128 and _tiles(problem, 128, 256) >= device.sm_count
     if wide_tiles_pay(device) and full and chosen.mode == "pingpong":
@@ -213,11 +201,7 @@ def _default(problem: Problem, device: Device) -> Config:
 
 
 def _h200_default(problem: Problem, device: Device) -> Config:
-    """The schedule for a problem on an H200: rules fitted to 393 problems measured with every config (8 to 128 groups,
-    16 to 4096 rows, even and skewed; 768 to 14336 columns), and those for _HIGH_64, bands and weight gradients anew to
-    304 that were measured with the tiles as they are now, 25 of them at full power. In geometric mean they lose to the
-    best config of each 1.0 % (419 problems with ragged M), 1.4 % (168 weight gradients, where group sizes are unknown)
-    and 3.2 % (81 batched), most measured after the fit; a default that was screened out counts as 12 %."""
+    """The schedule for a problem on an H200."""
     p = problem
     if not all(p.aligned_rows) and _rows(p) > 48:
         return _load_bound_default(p, device)
@@ -233,28 +217,21 @@ def _h200_default(problem: Problem, device: Device) -> Config:
         return _WIDE_DECODE if p.groups * math.ceil(p.n / 256) >= 4 * device.sm_count else _DECODE
     # Not even one wave of 128x128, and not so many bytes of weights that memory limits.
     few = tiles <= device.sm_count and weights_mb <= 100
-    if few and tiles <= device.sm_count // 2:
-        # Half as many: 2 x 320 rows, 16384 -> 1024, 4 x 124, 768 -> 512, 3 x 58, 3072 -> 1024 and more are fastest in
-        # 64x128.
+    if few and tiles <= device.sm_count // 2:  # half a wave
         return _DECODE
     if rows <= 111:
         # 128 rows of tiles and two consumers, one of which drops out where a group has less than 65.
         return _DYNAMIC if weights_mb > 658 else _SHARED
     if few:
-        # H200: 175 rows, 1536 -> 7168 in 12.2 us by two consumers on each such tile, 16.4 by one; 8 groups of 128,
-        # 2048 -> 1536 at 0.98 of the best, where 128x256 is at 0.77.
-        return _SHARED
-    gain = _gain_of_64_rows(p, device)
+        return _SHARED  # two consumers on each of the few tiles
+    # Of tiles of 64x256, which have as many products: above 1 where fewer idle rows save more than idle columns cost.
+    gain = _waves(p, device) / _waves(p, device, 64, 256)
     if gain >= 1.03 and p.k >= 512 and tiles > device.sm_count and weights_mb <= 7500:
-        # H200: 553 rows, 4096 -> 7168 in 50 us, of 128x128 76; 75 groups of 822, 2048 -> 2048 in 751 and 799.
         return _HIGH_64
-    # With K as long the stores are hidden. Few tiles of ragged M are faster in bands: H200, 8 groups of 256 or 512
-    # rows, 1024 -> 4096 and 4096 -> 2048, 1.04 to 1.08; of 11 problems with 360 to 1024 tiles 10, on average 1.04.
+    # With K as long the stores are hidden. Few tiles of ragged M are faster in bands.
     few_rows = gain >= 1 and p.k >= 1024 and (_wins_low(p, tiles, weights_mb) or p.layout is Layout.BATCHED)
     if few_rows and 175 < rows <= (724 if k_contiguous else 362) and tiles > 272 and weights_mb <= 7500:
-        # Groups that are not alike have fewer rows to spare. 32 groups of about 256, 4096 -> 14336: 1665 us, in other
-        # tiles 1790 and more.
-        return _HIGH_64
+        return _HIGH_64  # groups that are not alike have fewer rows to spare
     if p.n > 7663 and rows <= 1536 and weights_mb > 222:
         return _DYNAMIC
     if full_tiles <= 222:
@@ -264,13 +241,9 @@ def _h200_default(problem: Problem, device: Device) -> Config:
     if rows <= 222:
         if p.k > 2896:
             return _BANDS_OF_4 if rows > 175 else _COOPERATIVE
-        # Groups of one or two rows of tiles differ in work, which a dynamic scheduler evens out over many waves: H200,
-        # 128 groups of 128, 1024 -> 4096: 1.00 of the best dynamic, 0.95 static; 32 of 128, 2048 -> 1536: 0.89 and
-        # 0.96.
+        # Groups of one or two rows of tiles differ in work, which a dynamic scheduler evens out over many waves.
         return _DYNAMIC if tiles > 4 * device.sm_count else _HIGH_64 if few_rows else _PINGPONG
-    # With a dynamic scheduler large weights are read from memory fewer times. H200, 256 groups of 256 on average, Zipf,
-    # 7168 -> 4096: 0.98 of that with static tiles 64 high; 64 of 1024, 11008 -> 4096 with n contiguous in b: 0.98 in
-    # bands.
+    # With a dynamic scheduler large weights are read from memory fewer times.
     if weights_mb > 7500 or (weights_mb > 3520 and not k_contiguous and _fits_256(p)):
         return _DYNAMIC
     return _HIGH_64 if few_rows and k_contiguous and p.k >= 4096 and p.n >= 1024 else _BANDS_OF_4
@@ -282,22 +255,16 @@ def _fits_256(p: Problem) -> bool:
 
 
 def _wins_low(p: Problem, tiles: int, weights_mb: float) -> bool:
-    """Whether tiles of 64x256 gain by large weights what they lose by loading more for each product. H200, 128 groups
-    of about 256 rows, 5760 -> 2880, where columns are to spare: 2.87 ms, in 128x128 2.13."""
+    """Whether tiles of 64x256 gain by large weights what they lose by loading more for each product."""
     many = tiles > 1024 and _fits_256(p) and p.n >= 1024
     return many and (_rows(p) > 362 or (p.k >= 2048 and p.n >= 2048 and weights_mb > 1800))
 
 
 def _load_bound_default(p: Problem, device: Device) -> Config:
-    """Where rows begin anywhere in L2's lines their loads take longest: the tile with the fewest in all its waves.
+    """Where rows begin anywhere in L2's lines their loads take longest: the tile with the fewest in all its waves."""
 
-    H200, 8 problems, K of 680 to 3000: 128x256 at 0.98 to 1.00 of the best, 128x128 at 0.72 to 0.79 where there are
-    waves of it."""
-
-    def loads(config: Config) -> float:
-        part = _tiles(p, config.block_m, config.block_n) / device.sm_count
-        waves = part if part > 12 else math.ceil(part)
-        return waves * load_rows(config.block_m, config.block_n, p.aligned_rows)
+    def loads(c: Config) -> float:
+        return _waves(p, device, c.block_m, c.block_n) * load_rows(c.block_m, c.block_n, p.aligned_rows)
 
     return min((_DYNAMIC, _SHARED, _DECODE), key=loads)
 
@@ -349,25 +316,19 @@ def run(
 
     `more`: a second pair of operands, u [M, r] and b [G, r, N] laid out as b is, r a multiple of 8, both without gaps:
     u @ b[g] is added to the product, in the same accumulators."""
-    p = problem
-    if out is None:
-        out = operands.a.new_empty(p.out_shape, dtype=p.out_dtype)
-    elif not storable(out):
-        # The copy carries the rows that are to be left alone.
-        aligned = out.new_empty(out.shape).copy_(out)
-        return out.copy_(run(p, operands, config, aligned, add, more))
-    if not (p.groups and p.m and p.n):
+    if add and out is not None and problem.k == 0:
         return out
-    if p.k == 0:
-        return out if add else zero_rows(p, operands, out)
-    launch, device, tensors, pointers = _prepared()(p, operands, config, out, add, more)
-    launch.run(device, tensors, pointers)
-    return out
+
+    def queue(target: torch.Tensor) -> None:
+        launch, device, tensors, pointers = _prepared()(problem, operands, config, target, add, more)
+        launch.run(device, tensors, pointers)
+
+    return filled(problem, operands, out, queue)
 
 
 @lru_cache(maxsize=1)
 def _prepared() -> Callable[..., tuple[Any, Any, Any, Any]]:
-    """Gluon is imported at the first launch: `import expertile` stays quick and works without Triton."""
+    """Kernels are imported at the first launch: `import expertile` stays quick."""
     from expertile.ops.grouped_mm.backends._gluon_launch import prepared
 
     return prepared
