@@ -6,19 +6,19 @@ A new backend is one file that ends in `BACKEND = Backend(...)` and one line her
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 
 from expertile.ops.backend import named
 from expertile.ops.gathered_mm import reference
 from expertile.ops.gathered_mm.backend import Backend
-from expertile.ops.gathered_mm.backends import cuda_gather, cuda_wgrad
+from expertile.ops.gathered_mm.backends import composed, cuda_gather, cuda_wgrad, gluon_gather, triton_gather
 
-BACKENDS: tuple[Backend, ...] = (reference.BACKEND, cuda_wgrad.BACKEND, cuda_gather.BACKEND)
-
-# Triton has no wheels outside Linux; the package works without it.
-if find_spec("triton") is not None:
-    from expertile.ops.gathered_mm.backends import composed, gluon_gather, triton_gather
-
-    BACKENDS += (composed.BACKEND, triton_gather.BACKEND, gluon_gather.BACKEND)
+BACKENDS: tuple[Backend, ...] = (
+    reference.BACKEND,
+    cuda_wgrad.BACKEND,
+    cuda_gather.BACKEND,
+    composed.BACKEND,
+    triton_gather.BACKEND,
+    gluon_gather.BACKEND,
+)
 
 by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

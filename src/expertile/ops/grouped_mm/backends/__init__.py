@@ -6,11 +6,19 @@ A new backend is one file that ends in `BACKEND = Backend(...)` and one line her
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 
 from expertile.ops.backend import named
 from expertile.ops.grouped_mm.backend import Backend
-from expertile.ops.grouped_mm.backends import cublas_grouped, loop, padded_bmm, quack, torch_grouped
+from expertile.ops.grouped_mm.backends import (
+    cublas_grouped,
+    gluon_hopper,
+    loop,
+    padded_bmm,
+    quack,
+    torch_grouped,
+    triton_pointer,
+    triton_tma,
+)
 
 BACKENDS: tuple[Backend, ...] = (
     loop.BACKEND,
@@ -18,13 +26,10 @@ BACKENDS: tuple[Backend, ...] = (
     torch_grouped.BACKEND,
     cublas_grouped.BACKEND,
     quack.BACKEND,
+    triton_pointer.BACKEND,
+    triton_tma.BACKEND,
+    gluon_hopper.BACKEND,
 )
-
-# Triton has no wheels outside Linux; the package works without it.
-if find_spec("triton") is not None:
-    from expertile.ops.grouped_mm.backends import gluon_hopper, triton_pointer, triton_tma
-
-    BACKENDS += (triton_pointer.BACKEND, triton_tma.BACKEND, gluon_hopper.BACKEND)
 
 # Those that run on a CPU in earnest, not in the Triton interpreter.
 CPU_ORDER = tuple(b.name for b in BACKENDS if b.cpu_place is not None)
