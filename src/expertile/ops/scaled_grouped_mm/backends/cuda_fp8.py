@@ -196,22 +196,31 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
 
 def _queue(p: ScaledProblem, o: Operands, config: Config, out: torch.Tensor) -> None:
     with torch.cuda.device(out.device):
-        scale_a, pitch, rows = _side_by_side(o.scale_a), out.stride(0) * 2, (p.m, p.k)
-        shape, pitches = (p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2])
-        maps = (
-            *(nvrtc.tensor_map(o.a.data_ptr(), rows, p.a_strides[:1], (high, BLOCK)) for high in (64, _ROWS)),
-            *(nvrtc.tensor_map(o.b.data_ptr(), shape, pitches, (1, wide, BLOCK)) for wide in (64, config.block_n)),
-            nvrtc.tensor_map(
-                *(scale_a.data_ptr(), (p.k_blocks, p.m), (scale_a.stride(1) * 4,), (1, _ROWS + 4)), 4, swizzled=False
-            ),
-            nvrtc.tensor_map(out.data_ptr(), (p.m, p.n), (pitch,), (64, 64), 2),
-        )
+        maps = _maps(p, o, config, _side_by_side(o.scale_a), out)
         tensors = (o.offs, o.scale_b, out, tile_counter(config.dynamic, out))
-        kernel = _kernel(*(config, p.out_dtype, power_of_two(p.groups), power_of_two(p.k_blocks, 64)), out.get_device())
+        sizes = (p.groups, p.n, p.k, *p.scale_b_strides, out.stride(0) * 2)
+        groups, k_blocks = power_of_two(p.groups), power_of_two(p.k_blocks, 64)
+        kernel = _kernel(config, p.out_dtype, groups, k_blocks, out.get_device())
         programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
-        sizes = (p.groups, p.n, p.k, *p.scale_b_strides, pitch)
         arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)
         kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
+
+
+def _maps(
+    p: ScaledProblem, o: Operands, config: Config, scale_a: torch.Tensor, out: torch.Tensor
+) -> tuple[nvrtc.TensorMap, ...]:
+    """What TMA moves: a by 64 rows and by a tile's, b by 64 columns and by a tile's, the scales of a, and results."""
+    a, of_a = o.a.data_ptr(), ((p.m, p.k), p.a_strides[:1])
+    b, of_b = o.b.data_ptr(), ((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2]))
+    scales = (p.k_blocks, p.m), (scale_a.stride(1) * 4,), (1, _ROWS + 4)
+    return (
+        nvrtc.tensor_map(a, *of_a, (64, BLOCK)),
+        nvrtc.tensor_map(a, *of_a, (_ROWS, BLOCK)),
+        nvrtc.tensor_map(b, *of_b, (1, 64, BLOCK)),
+        nvrtc.tensor_map(b, *of_b, (1, config.block_n, BLOCK)),
+        nvrtc.tensor_map(scale_a.data_ptr(), *scales, 4, swizzled=False),
+        nvrtc.tensor_map(out.data_ptr(), (p.m, p.n), (out.stride(0) * 2,), (64, 64), 2),
+    )
 
 
 BACKEND = Backend(
