@@ -69,21 +69,13 @@ def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> 
 
 def exact(problem: GatherProblem, operands: Operands, dtype: torch.dtype = torch.float64) -> Outputs:
     """`compute` in `dtype` throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
-    cast = {
-        name: None if x is None else x.to(dtype)
-        for name, x in (
-            ("a", operands.a),
-            ("b", operands.b),
-            ("bias", operands.bias),
-            ("pre", operands.pre),
-            ("weights", operands.weights),
-        )
-    }
+    values = {name: getattr(operands, name) for name in ("a", "b", "bias", "pre", "weights")}
+    cast = {name: x.to(dtype) for name, x in values.items() if x is not None}
 
     def product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return grouped_reference(a, b, offs, bias, dtype)
 
-    return compute(problem, replace(operands, **cast), product)  # type: ignore[arg-type]
+    return compute(problem, replace(operands, **cast), product)
 
 
 def _row_by_row(problem: GatherProblem, operands: Operands) -> Outputs:

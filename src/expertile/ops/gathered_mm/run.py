@@ -24,13 +24,7 @@ def select(problem: GatherProblem, device: Device, request: Request = AUTO) -> t
     return backends.select(problem, device, request, by_name, auto)
 
 
-def _described(
-    product: Product, tensors: tuple[tuple[Any, ...] | None, ...], options: tuple[tuple[str, Any], ...]
-) -> GatherProblem:
-    return describe(product, *tensors, **dict(options))  # type: ignore[arg-type]
-
-
-_planned = backends.planner(_described, select)
+_planned = backends.planner(lambda product, fields, options: describe(product, *fields, **dict(options)), select)
 
 
 def _run(

@@ -61,7 +61,7 @@ def _emulate(
     if case.product is BACKWARD:
         config = dataclasses.replace(config, store_parts=1, store_slots=3)
         sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
-    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums)
+    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, sums)
     kernel = launch.kernel if kernel is None else kernel
     gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
     if sums is not None:
@@ -168,7 +168,7 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
     config = max(BACKEND.configs(problem, H200), key=lambda c: c.block_m * (case.product is not MM))
     sums = _gluon_launch.row_sums(problem, config, operands.a) if case.product is BACKWARD else None
     outputs = cases.poisoned_outputs(problem, operands)
-    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, sums)
+    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, sums)
     with compile_only(90) as kernels:
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     (kernel,) = kernels
@@ -196,7 +196,7 @@ def test_wide_tiles_fit_the_registers(height: int, dynamic: bool, spills: int, i
     wanted = (height, 256, dynamic)
     config = next(c for c in BACKEND.configs(problem, H200) if (c.block_m, c.block_n, c.dynamic) == wanted)
     outputs = cases.poisoned_outputs(problem, operands)
-    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, None)
+    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs)
     with compile_only(90) as kernels:
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     used = aot.resources(kernels[0], 90)
@@ -299,7 +299,7 @@ def test_decode_tiles_keep_every_multiprocessor_reading(tokens, experts, top_k, 
 def test_decode_tiles_compile(config: Config) -> None:
     problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128, save_pre=False))
     outputs = cases.poisoned_outputs(problem, operands)
-    launch, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, 132, None)
+    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs)
     with compile_only(90) as kernels:
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     used = aot.resources(kernels[0], 90)

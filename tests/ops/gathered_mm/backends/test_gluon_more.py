@@ -45,14 +45,14 @@ def _split(case: Case, rank: int):
     return cases.problem_of(case, operands), operands, (u, cut(k, case.k)), full
 
 
-def _launch(case: Case, rank: int, config: Config, programs: int):
+def _launch(case: Case, rank: int, config: Config):
     problem, operands, more, full = _split(case, rank)
     assert gluon_gather.takes_more(problem, config)
     outputs = cases.poisoned_outputs(problem, operands)
     sums = None
     if case.product is BACKWARD:
         sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
-    made = _gluon_launch.prepared(problem, operands, config, outputs, programs, sums, more)
+    made = _gluon_launch.prepared(problem, operands, config, outputs, sums, more)
     return made, full, outputs, sums
 
 
@@ -60,7 +60,7 @@ def _emulate(case: Case, rank: int, config: Config, seed: int, kernel=_gluon_ker
     if case.product is BACKWARD:
         config = dataclasses.replace(config, store_parts=1, store_slots=3)
     programs = 2 + seed % 2
-    (launch, tensors, pointers), full, outputs, sums = _launch(case, rank, config, programs)
+    (launch, _, tensors, pointers), full, outputs, sums = _launch(case, rank, config)
     gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
     if sums is not None:
         used = sum(case.sizes)
@@ -113,7 +113,7 @@ def test_compiles(case: Case) -> None:
     problem, *_ = _split(case, 16)
     tiles = {(c.block_m, c.block_n): c for c in gluon_gather.configs(problem, H200) if not c.masked}
     for _, config in sorted(tiles.items())[1 - COMPILED.index(case) % 2 :: 2]:
-        (launch, tensors, pointers), *_ = _launch(case, 16, config, 132)
+        (launch, _, tensors, pointers), *_ = _launch(case, 16, config)
         with compile_only(90) as kernels:
             launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
         used = aot.resources(kernels[0], 90)

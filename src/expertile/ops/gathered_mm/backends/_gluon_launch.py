@@ -15,7 +15,7 @@ from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import power_of_two
+from expertile.ops.launch.device import power_of_two, torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -51,8 +51,9 @@ def _of_rank(p: GatherProblem, rank: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, rank: int = 0) -> Launch:
-    """The launch of `gathered_mm_kernel` for this problem, with a second pair of operands of `rank` columns."""
+def _launch(p: GatherProblem, config: Any, bias_dtype: torch.dtype, device: int, rank: int = 0) -> Launch:
+    """The launch of `gathered_mm_kernel` on GPU number `device` for this problem, with a second pair of operands of
+    `rank` columns."""
     gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
     box = (config.rows, config.block_n // 2 // config.store_parts)
     rows = p.tokens if gathered else p.m
@@ -111,7 +112,7 @@ def plan(p: GatherProblem, config: Any, bias_dtype: torch.dtype, programs: int, 
         (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32),
         (p.groups, p.m, p.n, p.k + more * config.block_k, p.a_strides[0] // _VECTOR),
         tuple(options.items()),
-        programs,
+        Device.current(torch_device(device)).sm_count,
     )
 
 
@@ -120,32 +121,25 @@ def prepared(
     operands: Operands,
     config: Any,
     outputs: Outputs,
-    programs: int,
     sums: torch.Tensor | None = None,
     more: Pair | None = None,
-) -> tuple[Launch, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The launch, the tensors of its descriptors, and those of its pointers (any others for what is absent).
+) -> tuple[Launch, int, tuple[Any, ...], tuple[Any, ...]]:
+    """The launch, and what it runs with: the device, the tensors of its descriptors, and those of its pointers (any
+    others for what is absent).
 
-    `sums` [tiles across, R] float32, for BACKWARD: row sums of every column of tiles. `more`: see `run`."""
-    o = operands
-    made = plan(
-        p, config, p.dtype if o.bias is None else o.bias.dtype, programs, 0 if more is None else more[0].shape[1]
-    )
-    more_a, more_b = (o.a, o.b) if more is None else more
-    rows = o.offs if o.rows is None else o.rows
+    `sums` [tiles across, R] float32, for BACKWARD: row sums of every column of tiles. `more`: `gluon_gather.run`'s."""
+    o, device = operands, operands.a.get_device()
+    rank, pair = (0, (o.a, o.b)) if more is None else (more[0].shape[1], more)
+    launch = _launch(p, config, p.dtype if o.bias is None else o.bias.dtype, device, rank)
+    rows, bias = o.offs if o.rows is None else o.rows, o.a if o.bias is None else o.bias
     counter = tile_counter(config.dynamic, o.offs)
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
-        assert o.pre is not None and o.slots is not None and o.weights is not None and sums is not None
-        return (
-            made,
-            (o.a, o.b, act_w, o.pre, dpre, more_a, more_b),
-            (o.a, rows, o.offs, o.a, o.slots, o.weights, sums, counter),
-        )
-    out, pre = outputs if p.product is Product.GATED else (outputs[0], None)
+        pointers = (o.a, rows, o.offs, bias, o.slots, o.weights, sums, counter)
+        return launch, device, (o.a, o.b, act_w, o.pre, dpre, *pair), pointers
+    out, pre = (*outputs, None)[:2]
     pre = out if pre is None else pre
-    bias = o.a if o.bias is None else o.bias
-    return made, (o.a, o.b, out, pre, pre, more_a, more_b), (o.a, rows, o.offs, bias, o.offs, out, out, counter)
+    return launch, device, (o.a, o.b, out, pre, pre, *pair), (o.a, rows, o.offs, bias, o.offs, out, out, counter)
 
 
 def row_sums(p: GatherProblem, config: Any, like: torch.Tensor) -> torch.Tensor:
@@ -157,10 +151,9 @@ def run(p: GatherProblem, operands: Operands, config: Any, outputs: Outputs, mor
     """Queue the kernel on the current stream of the operands' device, and for BACKWARD the sum of its row sums.
 
     `more`: see `gluon_gather.run`."""
-    programs = Device.current(operands.a.device).sm_count
     sums = row_sums(p, config, operands.a) if p.product is Product.BACKWARD else None
-    launch, tensors, pointers = prepared(p, operands, config, outputs, programs, sums, more)
-    launch.run(operands.a.get_device(), tensors, pointers)
+    launch, device, tensors, pointers = prepared(p, operands, config, outputs, sums, more)
+    launch.run(device, tensors, pointers)
     if sums is not None:
         assert operands.slots is not None
         add_row_sums(sums, operands.slots, operands.offs, outputs[2])
