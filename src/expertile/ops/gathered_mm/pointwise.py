@@ -4,6 +4,7 @@
     gated_activation  act[r] = f(gate, up) of pre[r]                                    3 · R · I elements
     gated_backward    from a [R, I], the gradient of act without its weight w, and pre: 6 · R · I elements
                       dpre[r] = f'(pre[r]) (w a[r]),  act_w[r] = w f(pre[r]),  dweights[slots[r]] = <a[r], f(pre[r])>
+    add_row_sums      dweights[slots[r]] = Σ_n sums[n, r], what fused epilogues leave of each column of tiles
 
 for r < offs[-1]; rows past it are neither read nor written. float32 inside, rounded once. A few FLOPs an element, so
 memory limits them: time ≥ bytes / bandwidth. A gathered row counts as read once for each r; repeated tokens come from
@@ -37,6 +38,7 @@ GATHER = Config(8192, 2048, 4)
 ACTIVATION = Config(2048, 1024, 4)
 BACKWARD = Config(1024, 1024, 4)
 _LEAST_COLUMNS = 256  # of a tile without a mask
+_SUMS = 256  # rows whose sums a program adds
 
 
 @triton.jit(do_not_specialize=["groups"])
@@ -166,6 +168,17 @@ def store_pre(
         tl.store(pre_ptr + 2 * at + I + col, up, mask=inside)
 
 
+@triton.jit(do_not_specialize=["groups", "rows", "tiles"])
+def _add_kernel(sums_ptr, slots_ptr, offs_ptr, dweights_ptr, groups, rows, tiles, BLOCK: tl.constexpr):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    used = r < tl.load(offs_ptr + groups - 1)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for _ in range(tiles):
+        total += tl.load(sums_ptr + r, mask=used, other=0.0)
+        sums_ptr += rows
+    tl.store(dweights_ptr + tl.load(slots_ptr + r, mask=used, other=0), total, mask=used)
+
+
 def column_block(cols: int, most: int) -> int:
     """Columns of a tile: the largest power of two, at most `most`, that divides `cols`, so that nothing is masked; if
     that is small, which would need many programs, the one that covers `cols`."""
@@ -239,3 +252,10 @@ def gated_backward(
         (activation, interleaved, *tile),
         num_warps=BACKWARD.num_warps,
     )
+
+
+def add_row_sums(sums: torch.Tensor, slots: torch.Tensor, offs: torch.Tensor, dweights: torch.Tensor) -> None:
+    """dweights[slots[r]] = Σ_n sums[n, r] for r < offs[-1], in order of n; sums [tiles, R] float32."""
+    tiles, rows = sums.shape
+    numbers = (offs.shape[0], rows, tiles)
+    launch(_add_kernel, -(-rows // _SUMS), (sums, slots, offs, dweights), numbers, (_SUMS,), num_warps=4)

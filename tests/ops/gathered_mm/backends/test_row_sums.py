@@ -12,7 +12,7 @@ if not interpreter.active():
 else:
     import torch
 
-    from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
+    from expertile.ops.gathered_mm.pointwise import add_row_sums
 
     interpreter.repair()
 

@@ -6,7 +6,7 @@ dpre = f'(pre) (w a), act_w = w f(pre), and the tile's part of the row sums <a, 
 
 Each consumer works through its tile by halves of the columns, in three buffers: gate and up, which come by TMA and are
 overwritten by their gradients, and act_w. The first half is fetched during the main loop. Row sums go to memory one
-column of tiles each, so that they can be added in a fixed order (`_row_sums`).
+column of tiles each, so that they can be added in a fixed order (`pointwise.add_row_sums`).
 """
 
 from triton.experimental import gluon

@@ -11,7 +11,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import Shape, gathered_mm_kernel
-from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
+from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.launch.blocks import Blocks, ragged

@@ -26,7 +26,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import refusal
-from expertile.ops.gathered_mm.backends._row_sums import add_row_sums
+from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.device import power_of_two, starts_early
