@@ -41,8 +41,7 @@ def gathered_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
-    _require_tensors(x=x, b=b, offs=offs)
-    _require_tensors_or_none(rows=rows, bias=bias)
+    _require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
     if _traced(x, config):
         return op.call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
@@ -84,8 +83,7 @@ def gathered_gated_mm(
     Raises:
         ValueError: as `gathered_mm`.
     """
-    _require_tensors(x=x, b=b, offs=offs)
-    _require_tensors_or_none(rows=rows, bias=bias)
+    _require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
     if _traced(x, config, batch_invariant):
         act, pre = op.call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
@@ -134,8 +132,7 @@ def gated_backward_mm(
     Raises:
         ValueError: as `gathered_mm`.
     """
-    _require_tensors(dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
-    _require_tensors_or_none(rows=rows)
+    _require_tensors({"rows": rows}, dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
     if _traced(dy, config, batch_invariant):
         return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
     request = Request(backend, config, batch_invariant)
@@ -167,23 +164,17 @@ def gathered_wgrad(
     Raises:
         ValueError: as `gathered_mm`.
     """
-    _require_tensors(x=x, d=d, offs=offs)
-    _require_tensors_or_none(rows=rows)
+    _require_tensors({"rows": rows}, x=x, d=d, offs=offs)
     if _traced(x, config):
         return op.call_wgrad(x, rows, d, offs, gather_b, backend)
     return wgrad(x, rows, d, offs, gather_b, Request(backend, config))
 
 
-def _require_tensors(**arguments: Any) -> None:
-    for name, x in arguments.items():
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-
-
-def _require_tensors_or_none(**arguments: Any) -> None:
-    for name, x in arguments.items():
-        if x is not None and not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name}: expected a torch.Tensor or None, got {type(x).__name__}")
+def _require_tensors(optional: dict[str, Any], **required: Any) -> None:
+    for name, x in (required | optional).items():
+        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
+            also = "" if name in required else " or None"
+            raise ValueError(f"{name}: expected a torch.Tensor{also}, got {type(x).__name__}")
 
 
 def _traced(x: torch.Tensor, config: Any, batch_invariant: bool = False) -> bool:

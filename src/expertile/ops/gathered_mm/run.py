@@ -52,12 +52,9 @@ def _run(
 
 def _contiguous(o: Operands) -> Operands:
     """The operands, indices, routing weights and pre-activation contiguous."""
-    small = (o.offs, o.rows, o.slots, o.weights, o.pre)
-    if all(x is None or x.is_contiguous() for x in small):
-        return o
-    offs, rows, slots, weights, pre = (None if x is None else x.contiguous() for x in small)
-    assert offs is not None
-    return Operands(o.a, o.b, offs, rows, o.bias, slots, weights, pre)
+    small = {"offs": o.offs, "rows": o.rows, "slots": o.slots, "weights": o.weights, "pre": o.pre}
+    apart = {name: x.contiguous() for name, x in small.items() if x is not None and not x.is_contiguous()}
+    return replace(o, **apart) if apart else o
 
 
 def _empty_sums(problem: GatherProblem, operands: Operands, outputs: Outputs) -> Outputs:

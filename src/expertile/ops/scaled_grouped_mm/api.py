@@ -76,16 +76,9 @@ def scaled_grouped_mm(
     four_bits = isinstance(b, AnyQuantizedWeight)
     if four_bits and scale_b is not None:
         raise ValueError(f"scale_b: expected None with an {type(b).__name__}, which has its own, got a value")
-    optional = ("offs", "bias", "b", "scale_b") if four_bits else ("offs", "bias")
-    for name, x in (
-        ("a", a),
-        ("b", None if four_bits else b),
-        ("scale_a", scale_a),
-        ("scale_b", scale_b),
-        ("offs", offs),
-        ("bias", bias),
-    ):
-        if not isinstance(x, torch.Tensor) and (x is not None or name not in optional):
+    required = {"a": a, "scale_a": scale_a} if four_bits else {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
+    for name, x in (required | {"offs": offs, "bias": bias}).items():
+        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
             raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if isinstance(b, AnyQuantizedWeight):
         return fp8_weight_only_mm(
