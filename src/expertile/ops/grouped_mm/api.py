@@ -14,7 +14,7 @@ from expertile.device import Device
 from expertile.ops import backend as backends
 from expertile.ops.backend import AUTO, Request, planner
 from expertile.ops.backend import device_of as _device
-from expertile.ops.grouped_mm.autograd import GroupedMM, gradients
+from expertile.ops.grouped_mm.autograd import GroupedMM, Product, gradients
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
@@ -233,18 +233,11 @@ def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, *_: Any) -> 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b, offs, bias = ctx.saved_tensors
 
-    def product(
-        x: torch.Tensor,
-        y: torch.Tensor,
-        *,
-        offs: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        batch_invariant: bool = ctx.batch_invariant,
-    ) -> torch.Tensor:
-        return operator(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
+    def product(batch_invariant: bool) -> Product:
+        return lambda x, y, offs, out_dtype: operator(x, y, offs, None, out_dtype, ctx.backend, batch_invariant)
 
     needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3])
-    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, partial(product, batch_invariant=False))
+    da, db, dbias = gradients(product(ctx.batch_invariant), grad, a, b, offs, bias, needs, product(False))
     return da, db, None, dbias, None, None, None
 
 

@@ -70,7 +70,7 @@ def bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | Non
 
 
 class GroupedMM(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the custom operator in `op`, with the same `gradients`."""
+    """Autograd for eager calls; compiled ones go through the operator in `api`, with the same `gradients`."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -93,12 +93,10 @@ class GroupedMM(torch.autograd.Function):
         needs = (ctx.needs_input_grad[2], ctx.needs_input_grad[3], ctx.needs_input_grad[5])
         product, over_rows = ctx.product, ctx.over_rows
         if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
-
-            def product(x, y, *, offs=None, out_dtype=None):  # type: ignore[no-untyped-def]
-                return GroupedMM.apply(ctx.product, ctx.over_rows, x, y, offs, None, out_dtype)
-
-            def over_rows(x, y, *, offs=None, out_dtype=None):  # type: ignore[no-untyped-def]
-                return GroupedMM.apply(ctx.over_rows, ctx.over_rows, x, y, offs, None, out_dtype)
-
+            product, over_rows = _differentiable(product, over_rows), _differentiable(over_rows, over_rows)
         da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, over_rows)
         return None, None, da, db, None, dbias, None
+
+
+def _differentiable(product: Product, over_rows: Product) -> Product:
+    return lambda x, y, offs, out_dtype: GroupedMM.apply(product, over_rows, x, y, offs, None, out_dtype)
