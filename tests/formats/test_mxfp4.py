@@ -169,7 +169,7 @@ def test_the_protocol_is_that_of_both_formats():
     assert xt.Mxfp4Weight is Mxfp4Weight and set(WEIGHTS) == {"int4", "mxfp4", "mxfp4_fp8"}
     for w in (int4, mxfp4):
         assert isinstance(w, QuantizedWeight) and w.shape == (2, 8, 128)
-        again = weight_of(w.format, w.packed, w.scales, w.zeros, w.group_size, w.shape[2])
+        again = weight_of(*w.parts)
         assert type(again) is type(w) and torch.equal(again.dequantize(), w.dequantize())
         assert torch.equal(w.part(1, 2).dequantize(), w.dequantize()[1:])
         w.check_numbers(torch.bfloat16)

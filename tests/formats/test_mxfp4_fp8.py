@@ -95,7 +95,7 @@ def test_kept_moved_and_pickled():
     file = io.BytesIO()
     torch.save(w8, file)
     file.seek(0)
-    again = weight_of(w8.format, w8.packed, w8.scales, w8.zeros, w8.group_size, 160)
+    again = weight_of(*w8.parts)
     for other in (pickle.loads(pickle.dumps(w8)), torch.load(file, weights_only=True), again):
         assert torch.equal(other.packed, w8.packed) and torch.equal(other.scales, w8.scales)
     assert torch.equal(w8.part(1, 2).dequantize(), w8.dequantize()[1:])

@@ -58,6 +58,12 @@ class QuantizedWeight:
         raise NotImplementedError
 
     @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str, int, int]:
+        """(packed, scales, zeros, format, group_size, K), which `formats.weight_only.weight_of` makes a weight of: what
+        torch operators take in its place."""
+        return self.packed, self.scales, self.zeros, self.format, self.group_size, self.shape[2]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors together, those of padding too."""
         return sum(x.nbytes for x in self._fields().values() if isinstance(x, torch.Tensor))

@@ -28,9 +28,9 @@ NAMES = " or ".join(WEIGHTS[name].__name__ for name in WITH_16_BITS)
 
 
 def weight_of(
-    format: str, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
+    packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, format: str, group_size: int, k: int
 ) -> AnyQuantizedWeight:
-    """The weight [G, N, K] of that format with these tensors."""
+    """The weight [G, N, K] of these `parts`."""
     return WEIGHTS[format].of_tensors(packed, scales, zeros, group_size, k)
 
 

@@ -151,13 +151,10 @@ def _parts(weight: Any) -> tuple[Any, tuple[_Maybe, ...]]:
         return None, (weight,)
     if isinstance(weight, Fp8Blocks):
         return weight.block, (weight.values, weight.scales)
-    return (weight.format, weight.group_size, weight.shape[2]), (weight.packed, weight.scales, weight.zeros)
+    return weight.parts[3:], weight.parts[:3]
 
 
 def _joined(kind: Any, tensors: Sequence[Any]) -> Any:
     if kind is None:
         return tensors[0]
-    if len(tensors) == 2:
-        return Fp8Blocks(tensors[0], tensors[1], kind)
-    format, group_size, k = kind
-    return weight_of(format, tensors[0], tensors[1], tensors[2], group_size, k)
+    return Fp8Blocks(tensors[0], tensors[1], kind) if len(tensors) == 2 else weight_of(*tensors, *kind)

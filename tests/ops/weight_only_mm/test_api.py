@@ -95,7 +95,7 @@ def test_operator_passes_opcheck(kind):
     w = Mxfp4Weight.quantize(w.dequantize()) if kind == "mxfp4" else w
     a.requires_grad_()
     bias = torch.randn(G, N, requires_grad=True)
-    call = (a, w.packed, w.scales, w.zeros, w.format, w.group_size, K, OFFS, bias, torch.float32, "auto")
+    call = (a, *w.parts, OFFS, bias, torch.float32, "auto")
     torch.library.opcheck(torch.ops.expertile.weight_only_mm, call)
 
 

@@ -85,9 +85,7 @@ def weight_only_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        return operator(
-            a, w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2], offs, bias, out_dtype, backend
-        )
+        return operator(a, *w.parts, offs, bias, out_dtype, backend)
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
@@ -145,9 +143,9 @@ def forward(
     return chosen.run(problem, Operands(a, w, offs, bias, scale_a), config, None)
 
 
-def _operator_kernel(a: Any, packed: Any, scales: Any, zeros: Any, *rest: Any) -> torch.Tensor:
-    format, group_size, k, *arguments = rest
-    return forward(a, weight_of(format, packed, scales, zeros, group_size, k), *arguments)
+def _operator_kernel(a: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *parts, offs, bias, out_dtype, request = rest
+    return forward(a, weight_of(*parts), offs, bias, out_dtype, request)
 
 
 def _fake(a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -156,9 +154,11 @@ def _fake(a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, packed, scales, zeros, format, group_size, k, offs, bias, *_ = inputs
+    """Of the operator, which takes a weight's `parts`, and of eager calls, which take the weight."""
+    a, *weight, offs, bias, _, _ = inputs
+    packed, scales, zeros, *ctx.kind = weight[0].parts if len(weight) == 1 else weight
     ctx.save_for_backward(packed, scales, zeros, offs, bias)
-    ctx.kind, ctx.dtype = (format, group_size, k), a.dtype
+    ctx.dtype = a.dtype
 
 
 def ranges(rows: int, k: int, itemsize: int) -> list[tuple[int, int]]:
@@ -173,43 +173,26 @@ def activation_gradient(grad: torch.Tensor, w: QuantizedWeight, offs: torch.Tens
     The weights are dequantised a range of K after the other.
     """
     g, n, k = w.shape
-    fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, k)
-    parts = []
+    products = []
     for first, last in ranges(g * n, k, grad.dtype.itemsize):
-        dense = dequantize.weight_only_dequantize(*fields, grad.dtype, first, last)
-        parts.append(_product(grad, dense, offs=offs, out_dtype=grad.dtype))
+        dense = dequantize.weight_only_dequantize(*w.parts, grad.dtype, first, last)
+        products.append(_product(grad, dense, offs=offs, out_dtype=grad.dtype))
         del dense  # its memory is the next range's
-    return zero_tail(parts[0] if len(parts) == 1 else torch.cat(parts, 1), offs, dim=0)
+    return zero_tail(products[0] if len(products) == 1 else torch.cat(products, 1), offs, dim=0)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor, needs_a: bool, needs_bias: bool) -> tuple[Any, Any]:
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     packed, scales, zeros, offs, bias = ctx.saved_tensors
+    needs_a, *between, needs_bias, _, _ = ctx.needs_input_grad
     # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
     grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
     grad = grad.to(ctx.dtype)
     da = dbias = None
     if needs_a:
-        format, group_size, k = ctx.kind
-        da = activation_gradient(grad, weight_of(format, packed, scales, zeros, group_size, k), offs)
+        da = activation_gradient(grad, weight_of(packed, scales, zeros, *ctx.kind), offs)
     if needs_bias:
         dbias = bias_gradient(_product, grad, offs, bias)
-    return da, dbias
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[8])
-    return da, *(None,) * 7, dbias, None, None
-
-
-def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    a, w, offs, bias, _, _ = inputs
-    ctx.save_for_backward(w.packed, w.scales, w.zeros, offs, bias)
-    ctx.kind, ctx.dtype = (w.format, w.group_size, w.shape[2]), a.dtype
-
-
-def _backward_eager(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    da, dbias = _gradients(ctx, grad, ctx.needs_input_grad[0], ctx.needs_input_grad[3])
-    return da, None, None, dbias, None, None
+    return da, *(None for _ in between), dbias, None, None
 
 
 def _product(
@@ -225,7 +208,7 @@ operator = define(
     "(Tensor a, Tensor packed, Tensor scales, Tensor? zeros, str format, SymInt group_size, SymInt k, Tensor? offs, "
     "Tensor? bias, ScalarType? out_dtype, str backend) -> Tensor",
     fake=_fake,
-    gradient=_backward,
+    gradient=_gradient,
     setup=_setup,
 )
-differentiable_mm = differentiable_eagerly(forward, _setup_eager, _backward_eager)
+differentiable_mm = differentiable_eagerly(forward, _setup, _gradient)

@@ -141,7 +141,7 @@ def _dequantize(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor 
     """[G, N, last - first] in `dtype`; not differentiable. On any device."""
     format, group_size, *of_range = rest
     k, dtype, first, last = _range(*of_range)
-    w = weight_of(format, packed, scales, zeros, group_size, k)
+    w = weight_of(packed, scales, zeros, format, group_size, k)
     if w.packed.is_cuda:
         return dequantize_on_gpu(w, dtype, first, last)
     experts = [w.part(e, e + 1).dequantize(dtype)[..., first:last] for e in range(w.shape[0])]
@@ -165,5 +165,4 @@ weight_only_dequantize = define(
 
 def dequantized(w: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """`w.dequantize(dtype)` by the operator."""
-    fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2])
-    return weight_only_dequantize(*fields, dtype)  # type: ignore[no-any-return]
+    return weight_only_dequantize(*w.parts, dtype)  # type: ignore[no-any-return]

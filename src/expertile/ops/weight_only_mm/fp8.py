@@ -33,8 +33,7 @@ def fp8_weight_only_mm(
     if traced(a):
         if config is not None or check:
             raise ValueError("config, check: expected None and False under torch.compile, got other values")
-        fields = (w.packed, w.scales, w.zeros, w.format, w.group_size, w.shape[2])
-        return operator(a, scale_a, *fields, offs, bias, out_dtype, backend)
+        return operator(a, scale_a, *w.parts, offs, bias, out_dtype, backend)
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True, scale_a=scale_a)
         infinite = int((~torch.isfinite(scale_a)).sum())
@@ -44,10 +43,9 @@ def fp8_weight_only_mm(
     return forward(a, w, offs, bias, out_dtype, request, scale_a)
 
 
-def _kernel(a: torch.Tensor, scale_a: torch.Tensor, packed: Any, scales: Any, zeros: Any, *rest: Any) -> torch.Tensor:
-    format, group_size, k, offs, bias, out_dtype, request = rest
-    w = weight_of(format, packed, scales, zeros, group_size, k)
-    return forward(a, w, offs, bias, out_dtype, request, scale_a)
+def _kernel(a: torch.Tensor, scale_a: torch.Tensor, *rest: Any) -> torch.Tensor:
+    *parts, offs, bias, out_dtype, request = rest
+    return forward(a, weight_of(*parts), offs, bias, out_dtype, request, scale_a)
 
 
 def _fake(a: torch.Tensor, scale_a: torch.Tensor, packed: torch.Tensor, *rest: Any) -> torch.Tensor:

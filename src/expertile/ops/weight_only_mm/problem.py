@@ -42,7 +42,7 @@ BLOCK = 128  # values of K that share a scale of FP8 activations
 
 
 class DescribedWeight(NamedTuple):
-    """A `QuantizedWeight` without values: its tensors as `described` has them."""
+    """The `parts` of a `QuantizedWeight` without values: its tensors as `described` has them."""
 
     packed: tuple[Any, ...] | None
     scales: tuple[Any, ...] | None
@@ -53,8 +53,8 @@ class DescribedWeight(NamedTuple):
 
     @staticmethod
     def of(w: QuantizedWeight) -> DescribedWeight:
-        tensors = described(w.packed), described(w.scales), described(w.zeros)
-        return DescribedWeight(*tensors, w.format, w.group_size, w.shape[2])
+        packed, scales, zeros, *_ = w.parts
+        return DescribedWeight(described(packed), described(scales), described(zeros), *w.parts[3:])
 
 
 @dataclass(frozen=True)
