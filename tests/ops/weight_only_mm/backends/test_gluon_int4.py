@@ -233,7 +233,7 @@ MUTANTS = {
     "high nibbles take the low ones' zero": Fault(
         "_of_block", "_both(p_, _.z_smem, i_, l_, _, ...)", "_both(p_, p_.z_smem, i_, l_, l_, ...)"
     ),
-    "high nibbles meet the wrong activations": Fault("_high_tokens", "a_ + _.HALF", "a_"),
+    "high nibbles meet the wrong activations": Fault("_tokens", "a_ + HIGH * _.HALF", "a_"),
     "every slab is of the first words": Fault("_slabs", "w_.slice(_ * a_ // 4, ...)", "w_.slice(0 * a_ // 4, ...)"),
     "slabs are counted through blocks": Fault("_first_k", "return _", "return slab * width"),
     "a product forgets its first slab": Fault("_add_groups", "_ > _", "False"),

@@ -11,10 +11,13 @@ With SPLIT_K > 1 the steps of a tile are dealt out to that many programs. Each s
 its own, [SPLIT_K, M, N]. The slices are added up in order afterwards: same bits every time.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from expertile.ops.hopper.context import context
 from expertile.ops.hopper.ordered_barrier import ordered_begin, ordered_end
 from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
@@ -22,9 +25,70 @@ from expertile.ops.hopper.store import store_turned
 from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span
 from expertile.ops.launch.versions import tma_load
-from expertile.ops.weight_only_mm.backends._gluon_context import Context
 from expertile.ops.weight_only_mm.backends._gluon_multiply import multiply, scale_groups
 from expertile.ops.weight_only_mm.backends._gluon_unpack import half_layout, rows_of
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for. GROUPS_POW2: a power of two >= max(G, 32).
+
+    GROUP: values of K that share a scale, 0 where a row has only one. GROUPS: scales of a row in one stage. SCALE: what
+    the scales multiply, "fused" or "weight" (the unpacked weights), "sum" (the product of a group) or "tile" (the whole
+    sum); "mxfp4": weights of that format, four scales in a word, GROUP 128 for the four. ORDERED: two consumers queue
+    their products in order (`hopper/ordered_barrier.py`). PAIRS: two blocks of MXFP4 are unpacked at a time."""
+
+    LAYOUT: str
+    HAS_BIAS: bool
+    HAS_ZEROS: bool
+    GROUPS_POW2: int
+    CONSUMERS: int
+    COLS: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    HALF: int
+    SLAB: int
+    GROUP: int
+    GROUPS: int
+    SCALE: str
+    STAGES: int
+    GROUP_M: int
+    SPLIT_K: int
+    STORE_PARTS: int
+    TAILS: bool
+    ORDERED: bool
+    PAIRS: bool
+    BF16: bool
+
+
+@context
+class Context:
+    """What every partition is handed: descriptors, shared memory, and the problem.
+
+    Shared memory: x of a stage [BLOCK_M, BLOCK_K]; w of a stage and consumer [COLS, BLOCK_K / 8] words; scales and
+    zeros of a stage and group of K [BLOCK_N]; results of a consumer [BLOCK_M / STORE_PARTS, COLS]."""
+
+    x_desc: tma.tensor_descriptor
+    w_desc: tma.tensor_descriptor
+    s_desc: tma.tensor_descriptor
+    z_desc: tma.tensor_descriptor
+    c_desc: tma.tensor_descriptor
+    x_smem: gl.shared_memory_descriptor
+    w_smem: gl.shared_memory_descriptor
+    s_smem: gl.shared_memory_descriptor
+    z_smem: gl.shared_memory_descriptor
+    c_smem: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    offs: gl.tensor
+    bias: gl.tensor
+    scales: gl.tensor
+    zeros: gl.tensor
+    G: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    K: gl.tensor
+    shape: Shape
 
 
 @gluon.jit

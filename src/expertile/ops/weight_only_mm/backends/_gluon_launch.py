@@ -11,8 +11,7 @@ from expertile.device import Device
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backends._gluon_context import Shape
-from expertile.ops.weight_only_mm.backends._gluon_kernel import weight_only_mm_kernel
+from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
 from expertile.ops.weight_only_mm.backends._hopper import options_of, shape_of
 from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 

@@ -113,15 +113,9 @@ def _slabs(p, zeros, scales, i, SLAB: gl.constexpr, WHO: gl.constexpr, mma_layou
 
 
 @gluon.jit
-def _low_tokens(p, i, SLAB: gl.constexpr, ROWS: gl.constexpr):
-    """The activations that meet a slab's low nibbles, [SLAB, ROWS]."""
-    x = p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB), p.SLAB, 1)
-    return x.slice(0, ROWS, 0).permute((1, 0))
-
-
-@gluon.jit
-def _high_tokens(p, i, SLAB: gl.constexpr, ROWS: gl.constexpr):
-    x = p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB) + p.HALF, p.SLAB, 1)
+def _tokens(p, i, SLAB: gl.constexpr, ROWS: gl.constexpr, HIGH: gl.constexpr = 0):
+    """The activations that meet a slab's low nibbles, or with HIGH 1 its high ones: [SLAB, ROWS]."""
+    x = p.x_smem.index(i).slice(_first_k(SLAB, p.HALF, p.SLAB) + HIGH * p.HALF, p.SLAB, 1)
     return x.slice(0, ROWS, 0).permute((1, 0))
 
 
@@ -148,11 +142,11 @@ def _add_groups(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexp
         for slab in gl.static_range(block * PER_BLOCK, (block + 1) * PER_BLOCK):
             low, high = _slabs(p, zeros, scales, i, slab, WHO, mma_layout)
             later = slab > block * PER_BLOCK
-            part = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), part, use_acc=later, is_async=True)
+            part = warpgroup_mma(low, _tokens(p, i, slab, ROWS), part, use_acc=later, is_async=True)
             if SINGLE:
-                other = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), other, use_acc=later, is_async=True)
+                other = warpgroup_mma(high, _tokens(p, i, slab, ROWS, 1), other, use_acc=later, is_async=True)
             else:
-                part = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), part, is_async=True)
+                part = warpgroup_mma(high, _tokens(p, i, slab, ROWS, 1), part, is_async=True)
         if SINGLE:
             parts = parts + (part, other)  # type: ignore[assignment]
         else:
@@ -179,11 +173,11 @@ def _add_slabs(p, acc, row_zeros, i, WHO: gl.constexpr, mma_layout: gl.constexpr
             low, high = _slabs(p, zeros, scales, i, slab, WHO, mma_layout)
             if slab == 0:
                 ordered_wait(p, WHO)
-            acc = warpgroup_mma(low, _low_tokens(p, i, slab, ROWS), acc, is_async=True)
+            acc = warpgroup_mma(low, _tokens(p, i, slab, ROWS), acc, is_async=True)
             if slab > 0:
                 # The slab before is done, and its registers are free.
                 acc = warpgroup_mma_wait(1, (acc,))
-            acc = warpgroup_mma(high, _high_tokens(p, i, slab, ROWS), acc, is_async=True)
+            acc = warpgroup_mma(high, _tokens(p, i, slab, ROWS, 1), acc, is_async=True)
     ordered_arrive(p, WHO)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)
@@ -202,13 +196,13 @@ def _add_pairs(p, acc, i, WHO: gl.constexpr, mma_layout: gl.constexpr):
         later_low, later_high = _slabs(p, (), scales, i, 2 * pair + 1, WHO, mma_layout)
         if pair == 0:
             ordered_wait(p, WHO)
-        acc = warpgroup_mma(low, _low_tokens(p, i, 2 * pair, ROWS), acc, is_async=True)
+        acc = warpgroup_mma(low, _tokens(p, i, 2 * pair, ROWS), acc, is_async=True)
         if pair > 0:
             # The pair before is done, and its registers are free.
             acc = warpgroup_mma_wait(1, (acc,))
-        acc = warpgroup_mma(high, _high_tokens(p, i, 2 * pair, ROWS), acc, is_async=True)
-        acc = warpgroup_mma(later_low, _low_tokens(p, i, 2 * pair + 1, ROWS), acc, is_async=True)
-        acc = warpgroup_mma(later_high, _high_tokens(p, i, 2 * pair + 1, ROWS), acc, is_async=True)
+        acc = warpgroup_mma(high, _tokens(p, i, 2 * pair, ROWS, 1), acc, is_async=True)
+        acc = warpgroup_mma(later_low, _tokens(p, i, 2 * pair + 1, ROWS), acc, is_async=True)
+        acc = warpgroup_mma(later_high, _tokens(p, i, 2 * pair + 1, ROWS, 1), acc, is_async=True)
     ordered_arrive(p, WHO)
     acc = warpgroup_mma_wait(0, (acc,))
     mbarrier.arrive(p.empty.index(i), count=1)

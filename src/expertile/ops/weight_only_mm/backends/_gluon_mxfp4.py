@@ -15,7 +15,7 @@ is the byte - 98, kept within 0 (a weight that float16 rounds to zero) and 31 (i
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from expertile.ops.weight_only_mm.backends._gluon_unpack import joined
+from expertile.ops.weight_only_mm.backends._gluon_unpack import by_ptx
 
 
 @gluon.constexpr_function
@@ -66,11 +66,6 @@ def unpack_mxfp4_ptx(bf16):
     return "{ " + " ".join(lines) + " }"
 
 
-@gluon.constexpr_function
-def _eight(dtype):
-    return (dtype,) * 8
-
-
 @gluon.jit
 def _factor(words, BYTE: gl.constexpr, BF16: gl.constexpr):
     ptx: gl.constexpr = factor_ptx(BYTE, BF16)
@@ -88,10 +83,4 @@ def factors(words, BLOCK: gl.constexpr, BF16: gl.constexpr):
 def unpacked_mxfp4(q, scales, BF16: gl.constexpr, layout: gl.constexpr):
     """The first and the last 32 values of blocks of packed words q [rows, n], each [rows, 4n] of bfloat16 or float16,
     times their `factors` [rows, 1]: divided by `unit_of_mxfp4`."""
-    ptx: gl.constexpr = unpack_mxfp4_ptx(BF16)
-    types: gl.constexpr = _eight(gl.bfloat16 if BF16 else gl.float16)
-    constraints: gl.constexpr = "=h,=h,=h,=h,=h,=h,=h,=h,r,r,r"
-    a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
-        ptx, constraints, (q,) + scales, dtype=types, is_pure=True, pack=1
-    )
-    return joined(a, b, c, d, layout), joined(e, f, g, h, layout)
+    return by_ptx(unpack_mxfp4_ptx(BF16), (q,) + scales, BF16, layout)

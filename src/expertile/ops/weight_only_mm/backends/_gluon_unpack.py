@@ -76,9 +76,9 @@ def _eight(dtype):
 
 
 @gluon.constexpr_function
-def _constraints(numbers):
-    """Eight results, the word, and one register for each of the other operands."""
-    return "=h,=h,=h,=h,=h,=h,=h,=h,r" + ",r" * numbers
+def _constraints(operands):
+    """Eight results, and one register for each of the operands."""
+    return "=h,=h,=h,=h,=h,=h,=h,=h" + ",r" * operands
 
 
 @gluon.constexpr_function
@@ -156,6 +156,16 @@ def joined(a, b, c, d, layout: gl.constexpr):
 
 
 @gluon.jit
+def by_ptx(PTX: gl.constexpr, operands, BF16: gl.constexpr, layout: gl.constexpr):
+    """The first four ($0 to $3) and the last four ($4 to $7) of the eight values that PTX makes of each word, `joined`.
+    Operands: the words [rows, n], then numbers [rows, 1]."""
+    types: gl.constexpr = _eight(gl.bfloat16 if BF16 else gl.float16)
+    constraints: gl.constexpr = _constraints(len(operands))
+    a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(PTX, constraints, operands, dtype=types, is_pure=True, pack=1)
+    return joined(a, b, c, d, layout), joined(e, f, g, h, layout)
+
+
+@gluon.jit
 def unpacked(q, zeros, scales, BF16: gl.constexpr, layout: gl.constexpr):
     """The low and the high nibbles of words of packed bytes q [rows, n], each [rows, 4n] of bfloat16 or float16.
 
@@ -164,9 +174,4 @@ def unpacked(q, zeros, scales, BF16: gl.constexpr, layout: gl.constexpr):
     bfloat16 weights come divided by `unit_of`."""
     ZEROS: gl.constexpr = len(zeros) > 0
     SCALES: gl.constexpr = len(scales)
-    ptx: gl.constexpr = unpack_ptx(BF16, ZEROS, SCALES)
-    constraints: gl.constexpr = _constraints(len(zeros) + len(scales))
-    operands = (q,) + zeros + scales
-    types: gl.constexpr = _eight(gl.bfloat16 if BF16 else gl.float16)
-    a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(ptx, constraints, operands, dtype=types, is_pure=True, pack=1)
-    return joined(a, b, c, d, layout), joined(e, f, g, h, layout)
+    return by_ptx(unpack_ptx(BF16, ZEROS, SCALES), (q,) + zeros + scales, BF16, layout)

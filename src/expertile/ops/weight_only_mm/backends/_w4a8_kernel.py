@@ -18,11 +18,14 @@ its own, [SPLIT_K, M, N]. The slices are added up in order afterwards: same bits
 """
 # ruff: noqa: RUF005  (Gluon's front end knows no `*` in a tuple)
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from expertile.ops.hopper.context import context
 from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
 from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
@@ -30,7 +33,6 @@ from expertile.ops.hopper.store import store_turned
 from expertile.ops.hopper.tiles import locate, make_plan
 from expertile.ops.hopper.units import span
 from expertile.ops.launch.versions import cp_async, tma_load
-from expertile.ops.weight_only_mm.backends._w4a8_context import Context
 from expertile.ops.weight_only_mm.backends._w4a8_unpack import (
     UNIT_OF_INT4,
     rows_layout,
@@ -39,6 +41,64 @@ from expertile.ops.weight_only_mm.backends._w4a8_unpack import (
     words_of_int4,
     words_of_mxfp4,
 )
+
+
+class Shape(NamedTuple):
+    """What the kernel is compiled for. GROUPS_POW2: a power of two >= max(G, 32).
+
+    FORMAT: "mxfp4_fp8" or "int4". RECIPE: scales of x, one for each 1x128 ("vector") or each row ("row"). TOKENS: rows
+    of x in one product, BLOCK_M or half of it. ORDERED: two consumers queue their products in order
+    (`hopper/ordered_barrier.py`). AHEAD: the next words are read while a product runs."""
+
+    LAYOUT: str
+    FORMAT: str
+    RECIPE: str
+    HAS_BIAS: bool
+    GROUPS_POW2: int
+    CONSUMERS: int
+    COLS: int
+    BLOCK_M: int
+    BLOCK_N: int
+    TOKENS: int
+    STAGES: int
+    GROUP_M: int
+    SPLIT_K: int
+    STORE_PARTS: int
+    ORDERED: bool
+    AHEAD: bool
+
+
+@context
+class Context:
+    """What every partition is handed: descriptors, shared memory, and the problem.
+
+    Shared memory: x of a stage [BLOCK_M, 128]; w of a stage and consumer [COLS, 16] words; scales of a stage, of
+    w [BLOCK_N] and of x [BLOCK_M]; results of a consumer [TOKENS / STORE_PARTS, 64]. SCALE_GROUPS: elements of the
+    scales of a row of w."""
+
+    x_desc: tma.tensor_descriptor
+    w_desc: tma.tensor_descriptor
+    s_desc: tma.tensor_descriptor
+    c_desc: tma.tensor_descriptor
+    x_smem: gl.shared_memory_descriptor
+    w_smem: gl.shared_memory_descriptor
+    s_smem: gl.shared_memory_descriptor
+    c_smem: gl.shared_memory_descriptor
+    scale_x_smem: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    offs: gl.tensor
+    bias: gl.tensor
+    row_scales: gl.tensor
+    scale_x: gl.tensor
+    G: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    K: gl.tensor
+    SCALE_GROUPS: gl.tensor
+    sx_m: gl.tensor
+    sx_k: gl.tensor
+    shape: Shape
 
 
 @gluon.jit

@@ -12,8 +12,7 @@ from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._hopper import options_of, shape_of
-from expertile.ops.weight_only_mm.backends._w4a8_context import Shape
-from expertile.ops.weight_only_mm.backends._w4a8_kernel import w4a8_mm_kernel
+from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, Operands, WeightOnlyProblem
 
 

@@ -17,14 +17,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from expertile.ops.hopper.columns import beside, pieces
+from expertile.ops.weight_only_mm.backends._gluon_unpack import packed_layout
 
 UNIT_OF_INT4: gl.constexpr = gl.constexpr(512.0)
 
-_LOW_TABLE = "mad.lo.u32 $0, $1, 0x08080800, 0x0c080000;"  # 0 stays 0; 0.5 has the exponent itself
-_HIGH_TABLE = "mad.lo.u32 $0, $1, 0x08080808, 0x1c181410;"
+# Bytes of a block's exponent $1 -> the first and the last four of its table; 0 stays 0, 0.5 has the exponent itself.
+_LOW_TABLE: gl.constexpr = gl.constexpr("mad.lo.u32 $0, $1, 0x08080800, 0x0c080000;")
+_HIGH_TABLE: gl.constexpr = gl.constexpr("mad.lo.u32 $0, $1, 0x08080808, 0x1c181410;")
 
 # Registers $0, $1 of a word $2 by the table $3, $4.
-_UNPACK_MXFP4 = (
+_UNPACK_MXFP4: gl.constexpr = gl.constexpr(
     "{ .reg .b32 i, h; and.b32 i, $2, 0x77777777; and.b32 h, $2, 0x80808080; prmt.b32 $0, $3, $4, i;"
     " or.b32 $0, $0, h; shr.b32 i, i, 16; shl.b32 h, $2, 4; and.b32 h, h, 0x80808080; prmt.b32 $1, $3, $4, i;"
     " or.b32 $1, $1, h; }"
@@ -32,19 +34,9 @@ _UNPACK_MXFP4 = (
 
 
 @gluon.constexpr_function
-def _table_ptx(high):
-    return _HIGH_TABLE if high else _LOW_TABLE
-
-
-@gluon.constexpr_function
 def _exponent_ptx(block):
     """PTX for a word $1 -> its byte number `block`."""
     return f"prmt.b32 $0, $1, 0, 0x444{block};"
-
-
-@gluon.constexpr_function
-def _unpack_mxfp4_ptx():
-    return _UNPACK_MXFP4
 
 
 @gluon.constexpr_function
@@ -59,18 +51,6 @@ def _unpack_int4_ptx(high):
         + " prmt.b32 n, s, 0, 0xba98; lop3.b32 m, m, n, 0x07070707, 0x82; lop3.b32 n, n, 0x81818181, 0, 0x0c;"
         + " add.u32 $0, m, n; }"
     )
-
-
-@gluon.constexpr_function
-def words_layout(words):
-    """How a warpgroup holds [64, words] words: a lane has every fourth word of rows 8 apart."""
-    registers = [[8, 0]]
-    of = 4
-    while of < words:
-        registers.append([0, of])
-        of *= 2
-    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, words])
 
 
 @gluon.constexpr_function
@@ -93,8 +73,8 @@ def _exponent(words, BLOCK: gl.constexpr):
 
 
 @gluon.jit
-def _table(exponents, HIGH: gl.constexpr):
-    table = gl.inline_asm_elementwise(_table_ptx(HIGH), "=r,r", [exponents], dtype=gl.int32, is_pure=True, pack=1)
+def _table(exponents, PTX: gl.constexpr):
+    table = gl.inline_asm_elementwise(PTX, "=r,r", [exponents], dtype=gl.int32, is_pure=True, pack=1)
     return gl.expand_dims(table, 1)
 
 
@@ -116,9 +96,9 @@ def _block_of_mxfp4(q, scales, BLOCK: gl.constexpr):
     each [64, 4]. scales: words of four exponents."""
     exponents = _exponent(scales, BLOCK)
     return gl.inline_asm_elementwise(
-        _unpack_mxfp4_ptx(),
+        _UNPACK_MXFP4,
         "=&r,=&r,r,r,r",
-        [q, _table(exponents, False), _table(exponents, True)],
+        [q, _table(exponents, _LOW_TABLE), _table(exponents, _HIGH_TABLE)],
         dtype=_two_words(),
         is_pure=True,
         pack=1,
@@ -135,7 +115,7 @@ def _half_operand(a, b):
 @gluon.jit
 def words_of_mxfp4(w, SLAB: gl.constexpr):
     """Shared memory w [64, 16] words -> the words of values 64 SLAB to 64 SLAB + 63 of 128: [64, 8]."""
-    return w.slice(SLAB * 8, 8, 1).load(words_layout(8))
+    return w.slice(SLAB * 8, 8, 1).load(packed_layout(64, 32))
 
 
 @gluon.jit
