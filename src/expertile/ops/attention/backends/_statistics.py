@@ -8,7 +8,7 @@ import torch
 import triton
 
 from expertile.ops.attention.backend import Operands, Saved, lse_strides
-from expertile.ops.attention.backends._triton_backward import statistics_kernel
+from expertile.ops.attention.backends._triton_kernels import Shape, statistics_kernel
 from expertile.ops.attention.problem import Problem, row_strides
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -38,16 +38,13 @@ def compute(problem: Problem, operands: Operands, saved: Saved) -> Statistics:
         stride_b, stride_h, total = p.heads * rows, rows, p.batch * p.heads * rows
     nlse, ndelta = torch.empty(2, total, dtype=torch.float32, device=operands.q.device).unbind(0)
     grid = (-(-p.q_len // STAT_PAD) * (STAT_PAD // _BLOCK_M), p.batch * p.heads)
+    strides = (row_strides(saved.out, p.packed), row_strides(saved.dout, p.packed), lse_strides(p))
     statistics_kernel[grid](
-        *(saved.out, saved.dout, saved.lse, saved.dlse, nlse, ndelta, operands.cu_seqlens_q, operands.cu_seqlens_k),
-        *(row_strides(saved.out, p.packed), row_strides(saved.dout, p.packed), lse_strides(p), (stride_b, stride_h)),
+        (saved.out, saved.dout, saved.lse, saved.dlse, nlse, ndelta),
+        (operands.cu_seqlens_q, operands.cu_seqlens_k),
+        (*strides, (stride_b, stride_h)),
         *(p.heads, p.q_len, 1.0 / p.scale),
-        D=p.head_dim,
-        PACKED=p.packed,
-        HAS_DLSE=saved.dlse is not None,
-        STAT_PAD=STAT_PAD,
-        BLOCK_M=_BLOCK_M,
-        BLOCK_D=max(16, triton.next_power_of_2(p.head_dim)),
+        SHAPE=Shape(p.head_dim, False, p.packed, _BLOCK_M, 0, max(16, triton.next_power_of_2(p.head_dim)), STAT_PAD),
         num_warps=4 if p.head_dim <= 128 else 8,
         **FP_FUSION,
     )

@@ -1,6 +1,6 @@
 """triton: attention in plain Triton, forward and backward, on sm_80 and later; bfloat16 and float16.
 
-Forward: one program for each block of queries and head; backward: three kernels (`_triton_backward`), seven products
+Forward: one program for each block of queries and head; backward: three kernels (`_triton_kernels`), seven products
 where five are useful, no atomics. Any strides with a contiguous last dimension, any head dimension to 256 (padded to a
 power of two), packed sequences, grouped-query heads. Limited by the tensor cores, of which it leaves a good part idle
 on Hopper: its products wait for each other there, as Triton's pipeliner does not run softmax beside them.
@@ -19,8 +19,7 @@ from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, lse_strides, new_lse
 from expertile.ops.attention.backends import _statistics
 from expertile.ops.attention.backends._statistics import STAT_PAD
-from expertile.ops.attention.backends._triton_backward import dkdv_kernel, dq_kernel
-from expertile.ops.attention.backends._triton_forward import forward_kernel
+from expertile.ops.attention.backends._triton_kernels import Shape, dkdv_kernel, dq_kernel, forward_kernel
 from expertile.ops.attention.problem import Problem, row_strides
 from expertile.ops.launch.versions import FP_FUSION
 
@@ -53,8 +52,9 @@ def forward(problem: Problem, operands: Operands, config: Config) -> tuple[torch
     out, lse = torch.empty_like(q), new_lse(p, q)
     grid = (-(-p.q_len // config.block_m), p.batch * p.heads)
     forward_kernel[grid](
-        *(q, k, v, out, lse, operands.cu_seqlens_q, operands.cu_seqlens_k),
-        *(p.q_strides, p.k_strides, p.v_strides, row_strides(out, p.packed), lse_strides(p)),
+        (q, k, v, out, lse),
+        (operands.cu_seqlens_q, operands.cu_seqlens_k),
+        (p.q_strides, p.k_strides, p.v_strides, row_strides(out, p.packed), lse_strides(p)),
         *(p.heads, p.group, p.q_len, p.k_len, p.scale * _LOG2E),
         **_options(p, config),
     )
@@ -73,34 +73,25 @@ def backward(
     stat_strides = (stats.stride_b, stats.stride_h)
     numbers = (p.group, p.q_len, p.k_len, p.scale, p.scale * _LOG2E)
     dkdv_kernel[(-(-p.k_len // config.dkdv.block_n), p.batch * p.kv_heads)](
-        *(q, k, v, dout, dk, dv, stats.nlse, stats.ndelta, *cu),
-        *(*inputs, row_strides(dk, p.packed), row_strides(dv, p.packed), stat_strides),
+        (q, k, v, dout, dk, dv, stats.nlse, stats.ndelta),
+        cu,
+        (*inputs, row_strides(dk, p.packed), row_strides(dv, p.packed), stat_strides),
         *(p.kv_heads, *numbers),
         **_options(p, config.dkdv),
-        STAT_PAD=STAT_PAD,
     )
     dq_kernel[(-(-p.q_len // config.dq.block_m), p.batch * p.heads)](
-        *(q, k, v, dout, dq, stats.nlse, stats.ndelta, *cu),
-        *(*inputs, row_strides(dq, p.packed), stat_strides),
+        (q, k, v, dout, dq, stats.nlse, stats.ndelta),
+        cu,
+        (*inputs, row_strides(dq, p.packed), stat_strides),
         *(p.heads, *numbers),
         **_options(p, config.dq),
-        STAT_PAD=STAT_PAD,
     )
     return dq, dk, dv
 
 
-def _options(problem: Problem, config: Config) -> dict[str, Any]:
-    return {
-        "D": problem.head_dim,
-        "CAUSAL": problem.causal,
-        "PACKED": problem.packed,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_D": _block_d(problem),
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-        **FP_FUSION,
-    }
+def _options(p: Problem, config: Config) -> dict[str, Any]:
+    shape = Shape(p.head_dim, p.causal, p.packed, config.block_m, config.block_n, _block_d(p), STAT_PAD)
+    return {"SHAPE": shape, "num_warps": config.num_warps, "num_stages": config.num_stages, **FP_FUSION}
 
 
 def supports(problem: Problem, device: Device) -> str | None:
