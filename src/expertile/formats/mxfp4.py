@@ -23,7 +23,7 @@ K need only be a multiple of 32: an odd last half block is filled with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -91,23 +91,6 @@ class Mxfp4Layout(QuantizedWeight):
     ) -> Self:
         """The weight of these fields; `zeros` and `group_size` are those of every such weight."""
         return cls(packed, scales, k)
-
-    @classmethod
-    def stack(cls, weights: Sequence[Self]) -> Self:
-        """The experts of all `weights`, one after another: [G₁ + G₂ + …, N, K]."""
-        return cls._joined(weights, 0, 0)
-
-    @classmethod
-    def cat_rows(cls, weights: Sequence[Self]) -> Self:
-        """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
-        return cls._joined(weights, 1, 2)
-
-    @classmethod
-    def _joined(cls, weights: Sequence[Self], packed_dim: int, scale_dim: int) -> Self:
-        if not weights:
-            raise ValueError(f"weights: expected at least one {cls.__name__}, got none")
-        packed = torch.cat([w.packed for w in weights], packed_dim)
-        return cls(packed, torch.cat([w.scales for w in weights], scale_dim), weights[0].k)
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], device: torch.device) -> Self:

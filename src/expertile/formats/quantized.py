@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -97,9 +97,33 @@ class QuantizedWeight:
     @classmethod
     def of_tensors(
         cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Any:
+    ) -> Self:
         """The weight of these fields, as far as the format has them."""
         raise NotImplementedError
+
+    @classmethod
+    def stack(cls, weights: Sequence[Self]) -> Self:
+        """The experts of all `weights`, one after another: [G₁ + G₂ + …, N, K]."""
+        return cls._joined(weights, 0, 0)
+
+    @classmethod
+    def cat_rows(cls, weights: Sequence[Self]) -> Self:
+        """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
+        return cls._joined(weights, 1, 2)
+
+    @classmethod
+    def _joined(cls, weights: Sequence[Self], packed_dim: int, scale_dim: int) -> Self:
+        if not weights:
+            raise ValueError(f"weights: expected at least one {cls.__name__}, got none")
+        kinds = {(w.group_size, w.zeros is None, w.scales.dtype) for w in weights}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"weights: expected one (group_size, symmetric, dtype of scales), got {sorted(kinds, key=str)}"
+            )
+        packed, scales = torch.cat([w.packed for w in weights], packed_dim), [w.scales for w in weights]
+        zeros = [w.zeros for w in weights if w.zeros is not None]
+        joined = torch.cat(zeros, scale_dim) if zeros else None
+        return cls.of_tensors(packed, torch.cat(scales, scale_dim), joined, weights[0].group_size, weights[0].shape[2])
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from expertile.formats.int4.awq import from_awq, to_awq
+from expertile.formats.int4.qweight import from_awq, to_awq
 from tests.formats.int4.layers import awq, dense, random_layer, same
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from expertile.formats.int4 import Int4Weight
-from expertile.formats.int4.gptq import from_gptq, to_gptq
+from expertile.formats.int4.qweight import from_gptq, to_gptq
 from tests.formats.int4.layers import dense, gptq, random_layer, same
 
 

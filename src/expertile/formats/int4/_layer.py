@@ -60,23 +60,12 @@ def as_weight(
 def expert_of(weight: Int4Weight, expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(values uint8 [N, K], scales [K/group, N], zeros int32 [K/group, N]) of one expert; ValueError where its zero
     points are not whole, and so have no place in a checkpoint."""
-    one = Int4Weight(
-        weight.packed[expert : expert + 1],
-        weight.scales[expert : expert + 1],
-        None if weight.zeros is None else weight.zeros[expert : expert + 1],
-        weight.group_size,
-    )
-    scales = one.scales[0]
-    if one.zeros is None:
-        return (
-            one.values()[0],
-            scales,
-            torch.full(scales.shape, SYMMETRIC_ZERO, dtype=torch.int32, device=scales.device),
-        )
+    one = weight.part(expert, expert + 1).with_zeros()
+    assert one.zeros is not None
     zeros = one.zeros[0].to(torch.int32)
     if not torch.equal(zeros.to(one.zeros.dtype), one.zeros[0]):
         raise ValueError("zeros: expected whole numbers, which a checkpoint can hold, got others")
-    return one.values()[0], scales, zeros
+    return one.values()[0], one.scales[0], zeros
 
 
 def check_zeros(zeros: torch.Tensor, low: int, high: int, kind: str) -> None:

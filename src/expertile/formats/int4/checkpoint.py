@@ -13,12 +13,9 @@ from typing import Any
 
 import torch
 
-from expertile.formats.int4.awq import FIELDS as AWQ_FIELDS
-from expertile.formats.int4.awq import from_awq, to_awq
 from expertile.formats.int4.compressed_tensors import FIELDS as COMPRESSED_FIELDS
 from expertile.formats.int4.compressed_tensors import from_compressed_tensors, to_compressed_tensors
-from expertile.formats.int4.gptq import FIELDS as GPTQ_FIELDS
-from expertile.formats.int4.gptq import from_gptq, to_gptq
+from expertile.formats.int4.qweight import AWQ_FIELDS, GPTQ_FIELDS, from_awq, from_gptq, to_awq, to_gptq
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.source import Source, reader
 

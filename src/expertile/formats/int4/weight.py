@@ -12,9 +12,8 @@ less than bfloat16, not 4, and 3.76 times with zero points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
@@ -83,7 +82,7 @@ class Int4Weight(QuantizedWeight):
     @classmethod
     def of_tensors(
         cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Int4Weight:
+    ) -> Self:
         """The weight of these fields; K is told by `packed`."""
         return cls(packed, scales, zeros, group_size)
 
@@ -168,35 +167,9 @@ class Int4Weight(QuantizedWeight):
         """The same weights with zero points, of 8, written out where they are symmetric."""
         return self if self.zeros is not None else replace(self, zeros=torch.full_like(self.scales, SYMMETRIC_ZERO))
 
-    @staticmethod
-    def stack(weights: Sequence[Int4Weight]) -> Int4Weight:
-        """The experts of all `weights`, one after another: [G₁ + G₂ + …, N, K]."""
-        return _joined(weights, 0, 0)
-
-    @staticmethod
-    def cat_rows(weights: Sequence[Int4Weight]) -> Int4Weight:
-        """The rows of all `weights` within each expert: [G, N₁ + N₂ + …, K], as gate and up are read together."""
-        return _joined(weights, 1, 2)
-
 
 # So that torch.load(weights_only=True) takes them.
 torch.serialization.add_safe_globals([Int4Weight])
-
-
-def _joined(weights: Sequence[Int4Weight], packed_dim: int, scale_dim: int) -> Int4Weight:
-    if not weights:
-        raise ValueError("weights: expected at least one Int4Weight, got none")
-    first = weights[0]
-    kinds = {(w.group_size, w.zeros is None, w.dtype) for w in weights}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"weights: expected one (group_size, symmetric, dtype of scales), got {sorted(kinds, key=str)}"
-        )
-    zeros = None
-    if first.zeros is not None:
-        zeros = torch.cat([w.zeros for w in weights if w.zeros is not None], scale_dim)
-    packed = torch.cat([w.packed for w in weights], packed_dim)
-    return Int4Weight(packed, torch.cat([w.scales for w in weights], scale_dim), zeros, first.group_size)
 
 
 def _quantize_rows(
