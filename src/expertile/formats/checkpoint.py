@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.formats.int4.checkpoint import Names, read_linear_int4
+from expertile.formats.int4.checkpoint import Names, alike, parts_of, read_linear_int4
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
@@ -77,10 +77,7 @@ def read_weight(
     """One weight [E, N, K] of all experts; arguments and errors as for `load`, `get` a tensor by its name."""
     experts = []
     for entry in names:
-        parts = [
-            read_linear(get, name, dtype=dtype, device=device)
-            for name in ([entry] if isinstance(entry, str) else entry)
-        ]
+        parts = [read_linear(get, name, dtype=dtype, device=device) for name in parts_of(entry)]
         experts.append(in_format(_joined(parts, 1, entry), format, str(entry)))
     return _joined(experts, 0, names[0])
 
@@ -139,6 +136,6 @@ def _joined(weights: Sequence[Any], dim: int, name: object) -> Any:
         # As bytes: torch concatenates no float8 on every device.
         values = torch.cat([w.values.view(torch.uint8) for w in weights], dim).view(first.values.dtype)
         return Fp8Blocks(values, torch.cat([w.scales for w in weights], dim), _FP8_BLOCK)
-    if isinstance(first, Int4Weight) and any(w.zeros is not None for w in weights):
-        weights = [w.with_zeros() for w in weights]
+    if isinstance(first, Int4Weight):
+        weights = alike(weights)
     return type(first).cat_rows(weights) if dim else type(first).stack(weights)

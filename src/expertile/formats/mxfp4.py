@@ -204,17 +204,9 @@ class Mxfp4Weight(Mxfp4Layout):
         codes = self.codes()
         return (codes[..., ::2] | codes[..., 1::2] << 4).unflatten(-1, (-1, BLOCK // 2))
 
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """Value · scale, exact in float32 and rounded once: [G, N, K] in `dtype`.
-
-        Works an expert at a time, so float32 copies are those of one expert.
-        """
-        out = torch.empty(self.shape, dtype=dtype, device=self.device)
-        for e in range(self.shape[0]):
-            one = self.part(e, e + 1)
-            values = values_of_codes(one.codes()[0]).unflatten(-1, (-1, BLOCK))
-            out[e] = (values * _powers(one.scale_bytes()[0])[..., None]).flatten(-2).to(dtype)
-        return out
+    def _in_float32(self) -> torch.Tensor:
+        values = values_of_codes(self.codes()).unflatten(-1, (-1, BLOCK))
+        return (values * _powers(self.scale_bytes())[..., None]).flatten(-2)
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where a scale is more than kernels with activations of `dtype` decode."""

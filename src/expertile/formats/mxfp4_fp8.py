@@ -69,13 +69,8 @@ class Mxfp4Fp8Weight(Mxfp4Layout):
             out[e] = torch.ldexp(values, exponents[e, ..., None].int() - UNIT).flatten(-2).to(out.dtype)
         return out
 
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """Exact in float32 and rounded once: [G, N, K] in `dtype`."""
-        out = torch.empty(self.shape, dtype=dtype, device=self.device)
-        for e in range(self.shape[0]):
-            one = self.part(e, e + 1)
-            out[e] = (one.e4m3()[0].float() * one.row_scales()[0, :, None]).to(dtype)
-        return out
+    def _in_float32(self) -> torch.Tensor:
+        return self.e4m3().float() * self.row_scales()[..., None]
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError where an exponent is none that `of` makes, or a row's scale is not finite."""

@@ -72,8 +72,20 @@ class QuantizedWeight:
     def device(self) -> torch.device:
         return self.packed.device
 
-    def dequantize(self, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """[G, N, K] in `dtype`, computed in float32 and rounded once, an expert at a time."""
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[G, N, K] in `dtype`, by default the scales' or bfloat16: exact in float32 and rounded once.
+
+        Works an expert at a time, so float32 copies are those of one expert.
+        """
+        if dtype is None:
+            dtype = self.scales.dtype if self.scales.is_floating_point() else torch.bfloat16
+        out = torch.empty(self.shape, dtype=dtype, device=self.device)
+        for e in range(self.shape[0]):
+            out[e] = self.part(e, e + 1)._in_float32()[0].to(dtype)
+        return out
+
+    def _in_float32(self) -> torch.Tensor:
+        """All values, [G, N, K]."""
         raise NotImplementedError
 
     def part(self, first: int, last: int) -> Self:

@@ -64,11 +64,11 @@ def load_int4(
         ImportError: a file is to be read and `safetensors` is not installed.
     """
     get = reader(source)
-    experts = []
-    for entry in names:
-        parts = [entry] if isinstance(entry, str) else list(entry)
-        experts.append(Int4Weight.cat_rows([read_linear_int4(get, name, format, dtype, device) for name in parts]))
-    return Int4Weight.stack(_alike(experts))
+    experts = [
+        Int4Weight.cat_rows([read_linear_int4(get, name, format, dtype, device) for name in parts_of(entry)])
+        for entry in names
+    ]
+    return Int4Weight.stack(alike(experts))
 
 
 def int4_tensors(weight: Int4Weight, names: Names, format: str) -> dict[str, torch.Tensor]:
@@ -80,7 +80,7 @@ def int4_tensors(weight: Int4Weight, names: Names, format: str) -> dict[str, tor
         raise ValueError(f"names: expected {g}, one for each expert, got {len(names)}")
     tensors = {}
     for expert, entry in enumerate(names):
-        parts = [entry] if isinstance(entry, str) else list(entry)
+        parts = parts_of(entry)
         if n % len(parts):
             raise ValueError(f"names: expected a number of parts that divides N = {n}, got {len(parts)}")
         rows = n // len(parts)
@@ -104,11 +104,14 @@ def _rows(weight: Int4Weight, expert: int, rows: slice) -> Int4Weight:
     return Int4Weight(weight.packed[expert : expert + 1, rows].contiguous(), scales, zeros, weight.group_size)
 
 
-def _alike(experts: list[Int4Weight]) -> list[Int4Weight]:
-    """Symmetric experts beside asymmetric ones get zero points of 8 written out."""
-    if all(w.zeros is None for w in experts):
-        return experts
-    return [w.with_zeros() for w in experts]
+def parts_of(entry: str | Sequence[str]) -> list[str]:
+    """The linear layers of an expert's weight."""
+    return [entry] if isinstance(entry, str) else list(entry)
+
+
+def alike(weights: Sequence[Int4Weight]) -> Sequence[Int4Weight]:
+    """Symmetric weights beside asymmetric ones get zero points of 8 written out."""
+    return weights if all(w.zeros is None for w in weights) else [w.with_zeros() for w in weights]
 
 
 def read_linear_int4(
@@ -119,14 +122,9 @@ def read_linear_int4(
     device: torch.device | str | None,
 ) -> Int4Weight:
     """The linear layer `name`, [1, N, K]; arguments and errors as for `load_int4`, `get` a tensor by its name."""
-    fields = (
-        FORMATS[format].fields if format in FORMATS else dict.fromkeys(f for x in FORMATS.values() for f in x.fields)
-    )
-    tensors = {}
-    for field in fields:
-        found = get(f"{name}.{field}")
-        if found is not None:
-            tensors[field] = found.to(device)
+    kinds = [FORMATS[format]] if format in FORMATS else FORMATS.values()
+    stored = {field: get(f"{name}.{field}") for kind in kinds for field in kind.fields}
+    tensors = {field: found.to(device) for field, found in stored.items() if found is not None}
     try:
         reader = _format(format or _detect(tensors))
         return reader.read(tensors, dtype=dtype, **dict(reader.options))

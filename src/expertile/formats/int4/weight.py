@@ -130,19 +130,10 @@ class Int4Weight(QuantizedWeight):
         """q, uint8 0 … 15 [G, N, K]."""
         return unpack(self.packed, self.half)
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """(q − zero) · scale, computed in float32 and rounded once: [G, N, K] in `dtype`, by default the scales'.
-
-        Writes G·N·K values of that dtype; an expert at a time, so float32 copies are those of one expert.
-        """
-        dtype = self.dtype if dtype is None else dtype
-        g, n, k = self.shape
-        out = torch.empty(g, n, k, dtype=dtype, device=self.device)
-        for e in range(g):
-            q = unpack(self.packed[e], self.half).unflatten(-1, (-1, self.group_size)).float()
-            zero = float(SYMMETRIC_ZERO) if self.zeros is None else self.zeros[e].t().float()[..., None]
-            out[e] = ((q - zero) * self.scales[e].t().float()[..., None]).flatten(-2).to(dtype)
-        return out
+    def _in_float32(self) -> torch.Tensor:
+        q = self.values().unflatten(-1, (-1, self.group_size)).float()
+        zero = float(SYMMETRIC_ZERO) if self.zeros is None else self.zeros.mT.float()[..., None]
+        return ((q - zero) * self.scales.mT.float()[..., None]).flatten(-2)
 
     def check_numbers(self, dtype: torch.dtype) -> None:
         """ValueError unless scales and zero points are finite and scales, for bfloat16 activations, below 2^27."""
