@@ -26,7 +26,7 @@ from expertile.formats.checkpoint import Get, in_format, read_linear, read_weigh
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
-from expertile.integrations.transformers import NAME, fused_gate, has_norm, register, replace_weight
+from expertile.integrations.transformers import NAME, register, replace_weight, require_gate
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 # How checkpoints call the linear layers of one expert: those under one another in gate_up_proj, and down_proj.
@@ -109,9 +109,8 @@ def load_experts(
                 raise ValueError(f"{full}: expected {list(expected)} values, got {list(shape)}")
             if isinstance(weight, torch.Tensor):
                 _assign(model, full, weight.mT.contiguous() if experts.is_transposed else weight)
-            elif fused_gate(experts) is None or has_norm(experts):
-                raise ValueError(f"{name}: expected experts with a gate that expertile's kernels have, got another")
             else:
+                require_gate(name, experts)
                 replace_weight(experts, projection, weight)
         if progress is not None:
             progress(done, len(layers))

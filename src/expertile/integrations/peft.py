@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from expertile.formats.fp8 import QuantizedBuffers
-from expertile.integrations.transformers import experts_forward, fused_gate, has_norm, register
+from expertile.integrations.transformers import experts_forward, fused_gate, register
 from expertile.moe.lora import Adapter, Lora
 
 _WEIGHTS = {"gate_up_proj": "gate_up", "down_proj": "down"}
@@ -71,7 +71,7 @@ def _classes() -> tuple[type, type]:
 def _is_ours(wrapper: Any) -> bool:
     experts = wrapper.get_base_layer()
     described = all(hasattr(experts, n) for n in ("has_gate", "has_bias", "is_transposed", *_WEIGHTS))
-    return described and fused_gate(experts) is not None and not has_norm(experts)
+    return described and fused_gate(experts) is not None
 
 
 def _lora_of(wrapper: Any) -> Lora | None:

@@ -104,8 +104,7 @@ def quantize_experts(model: Any, format: str) -> Any:
     if not found:
         raise ValueError("model: expected experts with gate_up_proj and down_proj parameters [E, …, …], got none")
     for name, experts in found.items():
-        if fused_gate(experts) is None or has_norm(experts):
-            raise ValueError(f"{name}: expected experts with a gate that expertile's kernels have, got another")
+        require_gate(name, experts)
     for experts in found.values():
         for projection in ("gate_up_proj", "down_proj"):
             weight = getattr(experts, projection).detach()
@@ -134,12 +133,18 @@ def _require_version(version: str) -> None:
         )
 
 
+def _has_norm(experts: Any) -> bool:
+    """Whether a norm stands behind each expert's result."""
+    return getattr(experts, "has_post_expert_norm", False)  # 5.7 knows no such norm
+
+
 def fused_gate(experts: Any) -> tuple[str, bool] | None:
-    """(activation, interleaved) of `moe_mlp` that computes what the gate of `experts` does, or None: not one of them.
+    """(activation, interleaved) of the `moe_mlp` that computes what `experts` do, or None: there is none, for their
+    gate or for a norm behind each expert's result.
 
     Told from which function `_apply_gate` is and from the constants it would use, not from the name of the model.
     """
-    if not experts.has_gate or "_apply_gate" in experts.__dict__:
+    if not experts.has_gate or "_apply_gate" in experts.__dict__ or _has_norm(experts):
         return None
     gate = _name(type(experts)._apply_gate)
     if gate in _CLAMPED_GATES:
@@ -155,6 +160,12 @@ def fused_gate(experts: Any) -> tuple[str, bool] | None:
         return None
     activation = _ACTIVATIONS.get(_name(type(experts.act_fn)))
     return None if activation is None else (activation, False)
+
+
+def require_gate(name: str, experts: Any) -> None:
+    """ValueError, with the module's name, unless the kernels do all that `experts` do."""
+    if fused_gate(experts) is None:
+        raise ValueError(f"{name}: expected experts with a gate that expertile's kernels have, got another")
 
 
 def _clamped(experts: Any, interleaved: bool, scale: str, limit: str) -> tuple[str, bool] | None:
@@ -190,7 +201,7 @@ def experts_forward(
         ValueError: tensors that do not fit together; the sentence is `moe_mlp`'s or `gathered_mm`'s.
     """
     gate = fused_gate(self)
-    if gate is None or has_norm(self):
+    if gate is None:
         return _composed(self, hidden_states, top_k_index, top_k_weights)
     activation, interleaved = gate
     gate_up, down = self.gate_up_proj, self.down_proj
@@ -212,11 +223,6 @@ def experts_forward(
     )
 
 
-def has_norm(experts: Any) -> bool:
-    """Whether a norm stands behind each expert's result."""
-    return getattr(experts, "has_post_expert_norm", False)  # 5.7 knows no such norm
-
-
 def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
     """The same with the module's own gate or activation, and norm, between the products."""
     name = "gate_up_proj" if experts.has_gate else "up_proj"
@@ -235,7 +241,7 @@ def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weight
         pre = _known_rows(pre, order)
     act = experts._apply_gate(pre) if experts.has_gate else experts.act_fn(pre)
     y = grouped_mm(act.to(x.dtype), down, offs=order.offs, bias=down_bias)
-    if has_norm(experts):
+    if _has_norm(experts):
         y = experts.post_expert_norm(_known_rows(y, order) if own else y).to(x.dtype)
     return combine(y, order.positions, topk_weights.float())
 
