@@ -235,7 +235,7 @@ def _modules(kernel: JITFunction) -> list[types.ModuleType]:
         name = waiting.pop()
         found[name] = sys.modules[name]
         for value in vars(found[name]).values():
-            if isinstance(value, types.ModuleType) and value.__name__.startswith("expertile.ops."):
+            if isinstance(value, types.ModuleType) and value.__name__.startswith(("expertile.ops.", "mutant")):
                 home = value.__name__
             elif isinstance(value, JITFunction):
                 home = value.fn.__module__

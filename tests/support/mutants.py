@@ -83,8 +83,9 @@ def _tree(module: ModuleType) -> ast.Module:
 
 @lru_cache
 def _imports(module: ModuleType) -> set[str | None]:
-    """The modules that a module imports names from."""
-    return {node.module for node in ast.walk(_tree(module)) if isinstance(node, ast.ImportFrom)}
+    """The modules that a module imports, or imports names from."""
+    froms = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ImportFrom)]
+    return {node.module for node in froms} | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
 
 
 def _called(kernels: Sequence[Any]) -> list[Any]:
@@ -124,9 +125,14 @@ def _imported(
     mutants = {name: f"mutant{number}_{name.rpartition('.')[2]}" for number, name in enumerate(sorted(copies))}
     for name, mutant in mutants.items():
         tree = changed.get(name) or _tree(modules[name])
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                node.module = mutants.get(node.module or "", node.module)
+        for node in [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]:
+            for alias in list(node.names):
+                if (whole := mutants.get(f"{node.module}.{alias.name}")) is not None:  # a module by a name of its own
+                    node.names.remove(alias)
+                    tree.body.insert(0, ast.Import([ast.alias(whole, alias.asname or alias.name)]))
+            if not node.names:
+                tree.body.remove(node)
+            node.module = mutants.get(node.module or "", node.module)
         (folder / f"{mutant}.py").write_text(ast.unparse(tree))
         # Removed now, and again when the test is over.
         patch.setitem(sys.modules, mutant, modules[name])

@@ -17,7 +17,7 @@ FORWARD = {
     "the producer starts on the wrong phase": Fault("_load_keys", "a_ ^ 1", "a_"),
     "Q's buffer is given back while O leaves": Fault("_consumer", "tma.store_wait(0)", nth=0),
     "no fence before O leaves": Fault("_finish", "fence_async_shared()"),
-    "a mask is one key too wide": Fault("_mask", "a_ <= b_", "a_ <= b_ + 1"),
+    "a mask is one key too wide": Fault("mask_keys", "a_ <= b_", "a_ <= b_ + 1"),
     "rows without keys become NaN": Fault("_softmax", "gl.where(_, 0.0, a_)", "a_"),
     "blocks without a mask are counted one too many": Fault(
         "key_blocks", "gl.minimum(a_ // b_, c_)", "gl.minimum(a_ // b_ + 1, c_)"
@@ -30,7 +30,7 @@ FORWARD = {
     ),
 }
 _FREED = "mbarrier.arrive(_.a_empty.index(_), ...)"
-_CONSUMERS = "dkdv_consumer|dq_consumer"
+_CONSUMERS = "_dkdv_consumer|_dq_consumer"
 BACKWARD = {
     "Q is used before it is there": Fault("_queue_dkdv", "mbarrier.wait(_.a_full.index(_), _)"),
     "dO is used before it is there": Fault("_queue_dkdv", "mbarrier.wait(_.b_full.index(_), _)"),
@@ -39,15 +39,17 @@ BACKWARD = {
     "the held rows are given back while gradients leave": Fault(_CONSUMERS, "tma.store_wait(0)", nth=...),
     "no fence before gradients leave": Fault(_CONSUMERS, "fence_async_shared()", nth=...),
     "statistics do not count as bytes": Fault(
-        "load_stage", "mbarrier.expect(p_.b_full.index(i_), a_ + _)", "mbarrier.expect(p_.b_full.index(i_), a_)"
+        "load_stage",
+        "mbarrier.expect(p_.b_full.index(i_), _)",
+        "mbarrier.expect(p.b_full.index(i), p.a_desc.block_type.nbytes)",
     ),
     "a stage is never freed": Fault("_dkdv_block", "mbarrier.arrive(_.b_empty.index(_), ...)"),
     "a stage is freed early": Fault("_dkdv_block", _FREED, before("warpgroup_mma_wait(...)")),
     "K is freed early": Fault("_dq_block", _FREED, before("warpgroup_mma_wait(...)")),
     "the accumulator is read early": Fault("_dkdv_block", "warpgroup_mma_wait(0, ...)", nth=0),
     "a mask is one query too wide": Fault("_queue_dkdv", "a_ <= b_", "a_ <= b_ + 1"),
-    "the last block's mask is left out": Fault("dq_consumer", "_ == 0", "False"),
+    "the last block's mask is left out": Fault("_dq_consumer", "_ == 0", "False"),
     "queries are skipped": Fault("query_blocks", "gl.maximum(a_, 0) // b_", "(gl.maximum(a_, 0) + b_ - 1) // b_"),
-    "query heads are mixed up": Fault("dkdv_producer", "h_ * p_.GROUP + _", "h_ * p_.GROUP"),
-    "dK is not scaled": Fault("dkdv_consumer", "a_ * _.scale", "a_"),
+    "query heads are mixed up": Fault("_dkdv_producer", "h_ * p_.GROUP + _", "h_ * p_.GROUP"),
+    "dK is not scaled": Fault("_dkdv_consumer", "a_ * _.scale", "a_"),
 }

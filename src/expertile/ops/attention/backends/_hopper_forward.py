@@ -12,6 +12,8 @@ K and V in rings of STAGES blocks.
 """
 # ruff: noqa: SIM102  (compile-time conditions stand alone)
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -22,19 +24,59 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from expertile.ops.attention.backends._hopper_context import Forward
-from expertile.ops.attention.backends._hopper_tiles import (
-    accumulator,
-    key_blocks,
-    laps_end,
-    lengths,
-    load_rows,
-    locate,
-    store_rows,
-)
+from expertile.ops.attention.backends import _hopper_tiles as tiling
+from expertile.ops.hopper.context import context
 from expertile.ops.hopper.prologue import make_barriers, slots, specialise
 
 _LN2: gl.constexpr = gl.constexpr(0.6931471805599453)
+
+
+class ForwardShape(NamedTuple):
+    """What the forward kernel is compiled for: tiles of BLOCK_M queries, ROWS for each consumer, in Q_SLOTS buffers,
+    and BLOCK_N keys in STAGES."""
+
+    CAUSAL: bool
+    VARLEN: bool
+    D: int
+    CONSUMERS: int
+    ROWS: int
+    BLOCK_M: int
+    BLOCK_N: int
+    STAGES: int
+    Q_SLOTS: int
+
+
+@context
+class Forward:
+    """What every partition is handed: descriptors, shared memory, and the problem."""
+
+    q_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    o_desc: tma.tensor_descriptor
+    q_smem: gl.shared_memory_descriptor
+    k_smem: gl.shared_memory_descriptor
+    v_smem: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
+    lse_ptr: gl.tensor
+    cu_q_ptr: gl.tensor
+    cu_k_ptr: gl.tensor
+    tiles: gl.tensor
+    H: gl.tensor
+    GROUP: gl.tensor
+    HEADS: gl.tensor
+    SECTION: gl.tensor
+    LQ: gl.tensor
+    LK: gl.tensor
+    lse_stride_b: gl.tensor
+    lse_stride_h: gl.tensor
+    scale_log2: gl.tensor
+    shape: ForwardShape
 
 
 @gluon.constexpr_function
@@ -51,26 +93,26 @@ def _load_keys(p, desc, smem, full, empty, batch, head, start, length, n, step):
     i = step % p.STAGES
     mbarrier.wait(empty.index(i), ((step // p.STAGES) & 1) ^ 1)
     mbarrier.expect(full.index(i), desc.block_type.nbytes)
-    load_rows(desc, batch, head, start, length, n, full.index(i), smem.index(i), p.VARLEN)
+    tiling.load_rows(desc, batch, head, start, length, n, full.index(i), smem.index(i), p.VARLEN)
 
 
 @gluon.jit
 def _producer(p):
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
-        batch, head, m = locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
-        q_start, q_len, k_start, k_len = lengths(p, batch)
+    for t in range(gl.program_id(0), tiling.laps_end(p), gl.num_programs(0)):
+        batch, head, m = tiling.locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
+        q_start, q_len, k_start, k_len = tiling.lengths(p, batch)
         if m < q_len:
             kv_head = head // p.GROUP
-            blocks, _full = key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
+            blocks, _full = tiling.key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
             slot = tile % p.Q_SLOTS
             for w in gl.static_range(p.CONSUMERS):
                 at = slot * p.CONSUMERS + w
                 mbarrier.wait(p.q_empty.index(at), ((tile // p.Q_SLOTS) & 1) ^ 1)
                 mbarrier.expect(p.q_full.index(at), p.q_desc.block_type.nbytes)
                 row, full, to = m + w * p.ROWS, p.q_full.index(at), p.q_smem.index(at)
-                load_rows(p.q_desc, batch, head, q_start, q_len, row, full, to, p.VARLEN)
+                tiling.load_rows(p.q_desc, batch, head, q_start, q_len, row, full, to, p.VARLEN)
             n = (blocks - 1) * p.BLOCK_N
             _load_keys(p, p.k_desc, p.k_smem, p.k_full, p.k_empty, batch, kv_head, k_start, k_len, n, step)
             for _j in range(1, blocks):
@@ -111,13 +153,6 @@ def _values_here(p, step):
     move the softmax behind the products that it is to run beside.
     """
     mbarrier.wait(p.v_full.index(step % p.STAGES), (step // p.STAGES) & 1)
-
-
-@gluon.jit
-def _mask(p, s, n, last_key, s_layout: gl.constexpr):
-    """Minus infinity where key n + column lies after the row's last key."""
-    cols = n + gl.arange(0, p.BLOCK_N, layout=gl.SliceLayout(0, s_layout))
-    return gl.where(gl.expand_dims(cols, 0) <= gl.expand_dims(last_key, 1), s, float("-inf"))
 
 
 @gluon.jit
@@ -167,7 +202,7 @@ def _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED: gl.constexpr
     """(P, new maximum, new sum, factor of what was summed before) of the block of keys from `n` on."""
     if MASKED:
         if n >= unmasked:
-            s = _mask(p, s, n, last_key, s_layout)
+            s = tiling.mask_keys(s, n, last_key, s_layout)
     e, row_max, factor = _softmax(p, s, row_max)
     return e, row_max, _add(p, row_sum, factor, e, _sum_layout(p.ROWS)), factor
 
@@ -175,8 +210,8 @@ def _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED: gl.constexpr
 @gluon.jit
 def _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, MASKED: gl.constexpr):
     """Softmax of the block in stage `step`, whose first key is `n`, beside P V of the block before it."""
-    s_layout: gl.constexpr = accumulator(p.BLOCK_N)
-    o_layout: gl.constexpr = accumulator(p.D)
+    s_layout: gl.constexpr = tiling.accumulator(p.BLOCK_N)
+    o_layout: gl.constexpr = tiling.accumulator(p.D)
     left = _as_left(p, probs, o_layout)
     s = _scores(p, q, step, s_layout)
     o = _weigh(p, left, o, step - 1)
@@ -193,32 +228,32 @@ def _block(p, q, o, row_max, row_sum, probs, n, unmasked, last_key, step, MASKED
 @gluon.jit
 def _finish(p, o, row_max, row_sum, batch, head, first, q_start, q_len, at, rows):
     """LSE and O of the `rows` from the first on; O leaves through buffer `at`."""
-    row_sum = gl.convert_layout(gl.sum(row_sum, axis=1), gl.SliceLayout(1, accumulator(p.BLOCK_N)))
+    row_sum = gl.convert_layout(gl.sum(row_sum, axis=1), gl.SliceLayout(1, tiling.accumulator(p.BLOCK_N)))
     # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
     empty = row_sum == 0.0
     inverse = gl.where(empty, 0.0, 1.0 / gl.where(empty, 1.0, row_sum))
     lse = gl.where(empty, float("-inf"), (row_max * p.scale_log2 + gl.log2(row_sum)) * _LN2)
     lse_ptr = p.lse_ptr + batch * p.lse_stride_b + head * p.lse_stride_h + q_start + rows
     gl.store(lse_ptr, lse, mask=rows < q_len)
-    inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, accumulator(p.D))), 1)
+    inverse = gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, tiling.accumulator(p.D))), 1)
     o = gl.where(inverse == 0.0, 0.0, o * inverse)
     out = p.q_smem.index(at)
     out.reshape([p.ROWS, p.D]).store(o.to(p.q_desc.dtype))
     fence_async_shared()
-    store_rows(p.o_desc, batch, head, q_start, q_len, first, out, p.VARLEN)
+    tiling.store_rows(p.o_desc, batch, head, q_start, q_len, first, out, p.VARLEN)
 
 
 @gluon.jit
 def _consumer(p, CONSUMER: gl.constexpr):
-    s_layout: gl.constexpr = accumulator(p.BLOCK_N)
-    o_layout: gl.constexpr = accumulator(p.D)
+    s_layout: gl.constexpr = tiling.accumulator(p.BLOCK_N)
+    o_layout: gl.constexpr = tiling.accumulator(p.D)
     step = 0
     tile = 0
-    for t in range(gl.program_id(0), laps_end(p), gl.num_programs(0)):
-        batch, head, m = locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
-        q_start, q_len, _k_start, k_len = lengths(p, batch)
+    for t in range(gl.program_id(0), tiling.laps_end(p), gl.num_programs(0)):
+        batch, head, m = tiling.locate(p, t, p.LQ, p.H, p.BLOCK_M, True)
+        q_start, q_len, _k_start, k_len = tiling.lengths(p, batch)
         if m < q_len:
-            blocks, full = key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
+            blocks, full = tiling.key_blocks(p, m, p.BLOCK_M, p.BLOCK_N, q_len, k_len)
             rows = m + CONSUMER * p.ROWS + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
             last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
             # The first key from which on a block needs a mask.

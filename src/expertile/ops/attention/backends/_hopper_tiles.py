@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.launch.versions import tma_load, tma_store
 
-# Ragged descriptors wrap 64-bit addresses around at this coordinate (see `_hopper_launch.rows_of_heads`).
+# Ragged descriptors wrap 64-bit addresses around at this coordinate (see `gluon_hopper._rows_of_heads`).
 _WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 
@@ -78,6 +78,13 @@ def key_blocks(p, m, ROWS: gl.constexpr, BLOCK: gl.constexpr, q_len, k_len):
 
 
 @gluon.jit
+def mask_keys(s, n, last_key, layout: gl.constexpr):
+    """Scores with minus infinity where key n + column lies after the row's last key."""
+    cols = n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, layout))
+    return gl.where(gl.expand_dims(cols, 0) <= gl.expand_dims(last_key, 1), s, float("-inf"))
+
+
+@gluon.jit
 def query_blocks(p, n, q_len, k_len):
     """(first, first without a mask, end) of the blocks of queries that see keys [n, n + p.HELD)."""
     end = (q_len + p.BLOCK - 1) // p.BLOCK
@@ -120,27 +127,21 @@ def store_rows(desc, batch, head, start, length, row, src, VARLEN: gl.constexpr)
 
 
 @gluon.jit
-def load_stage(p, batch, q_head, kv_head, start, length, row, stats, step, LOOP_Q: gl.constexpr):
+def load_stage(p, batch, head, start, length, row, stats, step, OF_Q: gl.constexpr):
     """TMA of one block of what is gone over: (Q, LSE) and (dO, delta), or K and V."""
-    A_BYTES: gl.constexpr = p.a_desc.block_type.nbytes
+    NBYTES: gl.constexpr = p.a_desc.block_type.nbytes + (p.lse_desc.block_type.nbytes if OF_Q else 0)
     i = step % p.STAGES
     phase = ((step // p.STAGES) & 1) ^ 1
     mbarrier.wait(p.a_empty.index(i), phase)
-    if LOOP_Q:
-        STAT_BYTES: gl.constexpr = p.lse_desc.block_type.nbytes
-        mbarrier.expect(p.a_full.index(i), A_BYTES + STAT_BYTES)
-        load_rows(p.a_desc, batch, q_head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
+    mbarrier.expect(p.a_full.index(i), NBYTES)
+    load_rows(p.a_desc, batch, head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
+    if OF_Q:
         tma_load(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
-        mbarrier.wait(p.b_empty.index(i), phase)
-        mbarrier.expect(p.b_full.index(i), A_BYTES + STAT_BYTES)
-        load_rows(p.b_desc, batch, q_head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
+    mbarrier.wait(p.b_empty.index(i), phase)
+    mbarrier.expect(p.b_full.index(i), NBYTES)
+    load_rows(p.b_desc, batch, head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
+    if OF_Q:
         tma_load(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
-    else:
-        mbarrier.expect(p.a_full.index(i), A_BYTES)
-        load_rows(p.a_desc, batch, kv_head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
-        mbarrier.wait(p.b_empty.index(i), phase)
-        mbarrier.expect(p.b_full.index(i), A_BYTES)
-        load_rows(p.b_desc, batch, kv_head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
 
 
 @gluon.jit
@@ -152,12 +153,9 @@ def load_held(p, batch, head, start, length, row, tile):
         at = slot * p.CONSUMERS + w
         mbarrier.wait(p.held_empty.index(at), ((tile // p.SLOTS) & 1) ^ 1)
         mbarrier.expect(p.held_full.index(at), 2 * HELD_BYTES)
-        load_rows(
-            p.x_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.x_smem.index(at), p.VARLEN
-        )
-        load_rows(
-            p.y_desc, batch, head, start, length, row + w * p.ROWS, p.held_full.index(at), p.y_smem.index(at), p.VARLEN
-        )
+        first, full = row + w * p.ROWS, p.held_full.index(at)
+        load_rows(p.x_desc, batch, head, start, length, first, full, p.x_smem.index(at), p.VARLEN)
+        load_rows(p.y_desc, batch, head, start, length, first, full, p.y_smem.index(at), p.VARLEN)
 
 
 @gluon.jit

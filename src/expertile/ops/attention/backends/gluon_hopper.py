@@ -1,7 +1,7 @@
 """gluon_hopper: our warp-specialised Gluon kernels for sm_90a (H100, H200); bf16 and fp16 with float32 accumulation.
 
 Forward (`_hopper_forward`): O and LSE, any head dimension to 256 (padded to 64, 128 or 256 by TMA). Backward
-(`_hopper_dkdv`, `_hopper_dq`): dK and dV, then dQ, head dimensions to 128, without atomics. Everything arrives and
+(`_hopper_backward`): dK and dV, then dQ, head dimensions to 128, without atomics. Everything arrives and
 leaves by TMA, whose boxes end where packed sequences end. Nothing is read on the host, so calls never synchronise and
 graphs follow new lengths. docs/notes/attention.md says what limits them.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, lse_strides, new_lse
 from expertile.ops.attention.backends import _statistics
-from expertile.ops.attention.backends._hopper_backward import attention_backward_kernel
+from expertile.ops.attention.backends._hopper_backward import PassShape, attention_backward_kernel
 from expertile.ops.attention.backends._hopper_configs import (
     BackwardConfig,
     ForwardConfig,
@@ -25,16 +26,17 @@ from expertile.ops.attention.backends._hopper_configs import (
     forward_configs,
     padded_dim,
 )
-from expertile.ops.attention.backends._hopper_context import ForwardShape, PassShape
-from expertile.ops.attention.backends._hopper_forward import attention_forward_kernel
-from expertile.ops.attention.backends._hopper_launch import flat, heads_in_l2, registers, rows_of_heads
+from expertile.ops.attention.backends._hopper_forward import ForwardShape, attention_forward_kernel
 from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.problem import Problem, row_strides
+from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.launch import Launch
+from expertile.ops.launch.versions import FP_FUSION
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _LOG2E = math.log2(math.e)
 _L2_SHARE = 0.5
+_WRAP = 0x40000000  # see `_hopper_tiles`
 
 
 def _supports(problem: Problem, device: Device, largest: int) -> str | None:
@@ -66,20 +68,52 @@ def supports_backward(problem: Problem, device: Device) -> str | None:
     return _supports(problem, device, 128)
 
 
+def _rows_of_heads(p: Problem, strides: tuple[int, int, int], keys: bool, rows: int, dim: int) -> Blocks:
+    """Boxes of `rows` rows of one head. Dense: coordinates (batch, head, row, 0).
+
+    Packed: a window [first, end) of the rows that moves by coordinates alone, (_WRAP, end, _WRAP - (end - row), head,
+    0) for row `row`; what lies past `end` is out of bounds. Two extra dimensions whose strides undo each other at 64
+    bits do that (the scheme of triton.tools.ragged_tma).
+    """
+    batch, head, row = strides
+    heads = p.kv_heads if keys else p.heads
+    if p.packed:
+        shape = (0x7FFF0000, 0x7FFF0000, _WRAP, heads, p.head_dim)
+        return Blocks(shape, (2**34 - row, row, row, head, 1), (1, 1, rows, 1, dim))
+    return Blocks((p.batch, heads, p.k_len if keys else p.q_len, p.head_dim), (batch, head, row, 1), (1, 1, rows, dim))
+
+
+def _registers(consumers: int) -> dict[str, Any]:
+    """Launch options that divide the register file: 65536, by warps in fours, producer warp included.
+
+    The first consumer gets what the others and the producer leave: as many as they.
+    """
+    warps = -(-(4 * consumers + 1) // 4) * 4
+    each = 65536 // (warps * 32) // 8 * 8
+    consumer, producer = (240, 24) if consumers == 2 else (160, 32)
+    return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": consumer, "PRODUCER_REGS": producer, **FP_FUSION}
+
+
+def _heads_in_l2(p: Problem, rows: int, tensors: int, share: float, device: Device) -> int:
+    """How many heads' rows of `tensors` tensors fit in a share of L2: their tiles are worked on together."""
+    nbytes = max(1, rows * p.head_dim * p.dtype.itemsize * tensors)
+    return max(1, int(share * device.l2_bytes / nbytes))
+
+
 @lru_cache(maxsize=1024)
 def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, int, int], device: Device) -> Launch:
     dim = padded_dim(p.head_dim)
-    q = rows_of_heads(p, p.q_strides, False, config.rows, dim)
-    k = rows_of_heads(p, p.k_strides, True, config.block_n, dim)
-    v = rows_of_heads(p, p.v_strides, True, config.block_n, dim)
-    o = rows_of_heads(p, out_strides, False, config.rows, dim)
+    q = _rows_of_heads(p, p.q_strides, False, config.rows, dim)
+    k = _rows_of_heads(p, p.k_strides, True, config.block_n, dim)
+    v = _rows_of_heads(p, p.v_strides, True, config.block_n, dim)
+    o = _rows_of_heads(p, out_strides, False, config.rows, dim)
     heads = p.batch * p.heads
     tiles = heads * -(-p.q_len // (config.rows * config.consumers))
-    section = min(heads, heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
+    section = min(heads, _heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
     numbers = (tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E)
     queries = (config.consumers, config.rows, config.consumers * config.rows)
     shape = ForwardShape(p.causal, p.packed, dim, *queries, config.block_n, config.num_stages, config.q_slots)
-    options = {"SHAPE": shape, **registers(config.consumers)}
+    options = {"SHAPE": shape, **_registers(config.consumers)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     return Launch(
         attention_forward_kernel,
@@ -117,20 +151,20 @@ def _pass_launch(
     of_q = ((p.q_strides, False), (do_strides, False))
     of_k = ((p.k_strides, True), (p.v_strides, True))
     held, gone_over = (of_q, of_k) if dq else (of_k, of_q)
-    tensors = [rows_of_heads(p, strides, keys, 64, dim) for strides, keys in held]
-    tensors += [rows_of_heads(p, strides, keys, config.block, dim) for strides, keys in gone_over]
-    tensors += [rows_of_heads(p, strides, not dq, 64, dim) for strides in d_strides]
-    tensors += [flat(stats[0], config.block)] * 2
+    tensors = [_rows_of_heads(p, strides, keys, 64, dim) for strides, keys in held]
+    tensors += [_rows_of_heads(p, strides, keys, config.block, dim) for strides, keys in gone_over]
+    tensors += [_rows_of_heads(p, strides, not dq, 64, dim) for strides in d_strides]
+    tensors += [Blocks((stats[0],), (1,), (config.block,))] * 2
     heads = p.batch * (p.heads if dq else p.kv_heads)
     tiles = heads * -(-(p.q_len if dq else p.k_len) // 128)
     if dq:
-        section = heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group
+        section = _heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group
     else:
-        section = heads_in_l2(p, p.q_len * p.group, 2, _L2_SHARE, device)
+        section = _heads_in_l2(p, p.q_len * p.group, 2, _L2_SHARE, device)
     sizes = (tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len)
     numbers = (*sizes, *stats[1:], p.scale, p.scale * _LOG2E)
     blocks = (config.block, config.num_stages, config.slots, config.ahead)
-    options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, 64, 128, *blocks, STAT_PAD), **registers(2)}
+    options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, 64, 128, *blocks, STAT_PAD), **_registers(2)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     return Launch(
         attention_backward_kernel,
