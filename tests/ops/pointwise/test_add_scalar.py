@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from expertile.ops.pointwise import add_scalar as elementwise
-from expertile.ops.pointwise.add_scalar import add_scalar, configs
+from expertile.ops.pointwise.add_scalar import add_scalar, config_for
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -69,22 +69,15 @@ def test_meta_tensors_have_a_shape():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("numel", [1, 32_000, 10**6, 10**8])
-def test_configs_are_powers_of_two_and_distinct(numel, dtype):
-    found = configs(numel, dtype, 132)
-    assert len(set(found)) == len(found)
-    for config in found:
-        assert config.block & (config.block - 1) == 0
-        # At least one 16-byte load for every thread.
-        assert config.block * dtype.itemsize >= 16 * 32 * config.num_warps
-
-
-def test_configs_are_made_once():
-    """Every eager call asks for them, and making them took longer than all else that a call costs the host."""
-    assert configs(32_000, torch.float32, 132) is configs(50_000, torch.float32, 132)
+def test_blocks_are_powers_of_two(numel, dtype):
+    config = config_for(numel, dtype, 132)
+    assert config.block & (config.block - 1) == 0
+    # At least one 16-byte load for every thread.
+    assert config.block * dtype.itemsize >= 16 * 32 * config.num_warps
 
 
 def test_small_tensors_spread_over_the_sms():
-    small, large = configs(10**6, torch.float32, 132)[0], configs(10**8, torch.float32, 132)[0]
+    small, large = config_for(10**6, torch.float32, 132), config_for(10**8, torch.float32, 132)
     assert small.block < large.block
     assert 10**6 // small.block > 132
 
@@ -92,7 +85,7 @@ def test_small_tensors_spread_over_the_sms():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_programs_of_large_tensors_come_in_many_waves(dtype):
     """2048 threads stay on an SM: with two waves the last one could be nearly empty and cost as much as the first."""
-    config = configs(10**7, dtype, 132)[0]
+    config = config_for(10**7, dtype, 132)
     assert 10**7 / config.block > 4 * 132 * 2048 / (32 * config.num_warps)
 
 

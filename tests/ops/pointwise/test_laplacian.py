@@ -154,7 +154,7 @@ def test_meta_tensors_have_a_shape():
 
 def test_loads_are_vectors_where_rows_allow_it():
     def vector(shape, strides, boundary="zero", aligned=True, itemsize=4):
-        return _plan(shape, strides, itemsize, boundary, aligned, 132, None).vector
+        return _plan(shape, strides, itemsize, boundary, aligned, 132, None)[2][5]
 
     whole = ((2, 64, 512), (64 * 512, 512, 1))
     assert vector(*whole) == 4 and vector(*whole, itemsize=2) == 8

@@ -59,7 +59,7 @@ def test_one_kernel_serves_every_size_and_value(launches):
         add_scalar.launch(x, out, value, config)
         _, (device, programs, tensors, *rest) = seen[-1]
         assert (device, programs, tensors) == (0, -(-numel // 1024), ())
-        assert rest == [x.data_ptr(), out.data_ptr(), value, numel, 1024, 4, "", ""]
+        assert rest == [x.data_ptr(), out.data_ptr(), value, numel, 1024, 4]
         assert len(rest) == len(add_scalar._add_scalar_kernel.arg_names)
     assert len(prepared) == 1
     add_scalar.launch(on_gpu(1000, offset=1), on_gpu(1000), 1.0, config)

@@ -13,8 +13,7 @@ Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,62 +27,40 @@ from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 @dataclass(frozen=True)
 class Config:
-    """`block`: elements of one program, a power of two; `num_warps` warps share them. `streaming`: caches may drop what
-    was read or written first of all."""
+    """`block`: elements of one program, a power of two; `num_warps` warps share them."""
 
     block: int
     num_warps: int
-    streaming: bool = False
 
 
 _MANY = Config(1024, 4)
+_FEW = {itemsize: Config(128 * VECTOR_BYTES // itemsize, 4) for itemsize in (2, 4)}
 
 
-def configs(numel: int, dtype: torch.dtype, sm_count: int) -> tuple[Config, ...]:
-    """Configs for `numel` elements, the default first.
-
-    The default takes 1024 elements to 128 threads, one or two 16-byte loads each: programs are so short that the last
-    ones do not run alone for long. Where all fit on the SMs at once, 16 to an SM, one load, so that more of them do.
-    """
-    return _configs(numel < 16 * sm_count * _MANY.block, VECTOR_BYTES // dtype.itemsize)
-
-
-@lru_cache
-def _configs(fit: bool, vector: int) -> tuple[Config, ...]:
-    """Kept: to make them takes longer than a launch, and every eager call asks. `fit`: all fit on the SMs at once."""
-    one, two, four = (Config(loads * 128 * vector, 4) for loads in (1, 2, 4))
-    wide = (Config(256 * vector, 8), Config(2 * 256 * vector, 8), Config(4 * 256 * vector, 8))
-    streaming = (replace(one, streaming=True), replace(two, streaming=True))
-    return tuple(dict.fromkeys((one if fit else _MANY, _MANY, one, two, four, *wide, *streaming)))
+def config_for(numel: int, dtype: torch.dtype, sm_count: int) -> Config:
+    """Of `numel` elements 1024 for 128 threads, one or two 16-byte loads each: programs are so short that the last ones
+    do not run alone for long. Where all fit on the SMs at once, 16 to an SM, one load, so that more of them do."""
+    return _FEW[dtype.itemsize] if numel < 16 * sm_count * _MANY.block else _MANY
 
 
 @triton.jit
-def _add(x_ptr, out_ptr, value, index, mask, READ: tl.constexpr, WRITE: tl.constexpr):
-    total = tl.load(x_ptr + index, mask=mask, eviction_policy=READ).to(tl.float32) + value
-    tl.store(out_ptr + index, total.to(out_ptr.dtype.element_ty), mask=mask, cache_modifier=WRITE)
+def _add(x_ptr, out_ptr, value, index, mask):
+    total = tl.load(x_ptr + index, mask=mask).to(tl.float32) + value
+    tl.store(out_ptr + index, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["value", "numel"])
-def _add_scalar_kernel(
-    x_ptr,
-    out_ptr,
-    value: tl.float32,
-    numel: tl.int64,
-    BLOCK: tl.constexpr,
-    VECTOR: tl.constexpr,
-    READ: tl.constexpr,
-    WRITE: tl.constexpr,
-):
+def _add_scalar_kernel(x_ptr, out_ptr, value: tl.float32, numel: tl.int64, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     left = tl.minimum(numel - start, BLOCK).to(tl.int32)
     # The mask ends at a whole vector, and the compiler sees it: otherwise it would split 16-byte loads. Not a loop of
     # single elements over the last block either, each step of which waits for memory.
     whole = left // VECTOR * VECTOR
     index = tl.arange(0, BLOCK)
-    _add(x_ptr + start, out_ptr + start, value, index, index < whole, READ, WRITE)
+    _add(x_ptr + start, out_ptr + start, value, index, index < whole)
     if whole < left:
         rest = whole + tl.arange(0, VECTOR)
-        _add(x_ptr + start, out_ptr + start, value, rest, rest < left, READ, WRITE)
+        _add(x_ptr + start, out_ptr + start, value, rest, rest < left)
 
 
 def launch(x: torch.Tensor, out: torch.Tensor, value: float, config: Config) -> None:
@@ -91,8 +68,7 @@ def launch(x: torch.Tensor, out: torch.Tensor, value: float, config: Config) -> 
     numel = x.numel()
     aligned = (x.data_ptr() | out.data_ptr()) % VECTOR_BYTES == 0
     programs = -(-numel // config.block)
-    hints = ("evict_first", ".cs") if config.streaming else ("", "")
-    constants = (config.block, VECTOR_BYTES // x.dtype.itemsize, *hints)
+    constants = (config.block, VECTOR_BYTES // x.dtype.itemsize)
     queue(_add_scalar_kernel, x, out, aligned, (value, numel), constants, config.num_warps, programs)
 
 
@@ -105,7 +81,7 @@ def _forward(x: torch.Tensor, value: float) -> torch.Tensor:
     if not x.is_contiguous() and x.stride() != out.stride():
         x = torch.empty_like(x).copy_(x)
     if x.numel():
-        launch(x, out, value, configs(x.numel(), x.dtype, machine(x.get_device()).sm_count)[0])
+        launch(x, out, value, config_for(x.numel(), x.dtype, machine(x.get_device()).sm_count))
     return out
 
 

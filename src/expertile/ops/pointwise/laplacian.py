@@ -193,17 +193,6 @@ def _out_grid(rows: Any, columns: Any, boundary: str) -> tuple[Any, Any]:
     return rows + change, columns + change
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """All of a launch but the addresses and the scale."""
-
-    numbers: tuple[int, ...]
-    constants: tuple[Any, ...]
-    num_warps: int
-    programs: int
-    vector: int
-
-
 @lru_cache(maxsize=1024)
 def _plan(
     shape: tuple[int, ...],
@@ -213,8 +202,9 @@ def _plan(
     aligned: bool,
     sm_count: int,
     config: Config | None,
-) -> _Plan:
-    """For u [grids, H, W] whose last stride is 1."""
+) -> tuple[bool, tuple[int, ...], tuple[Any, ...], int, int]:
+    """What `queue` takes for u [grids, H, W] whose last stride is 1: whether the code counts on alignment, the numbers
+    behind the scale, the constants, warps and programs."""
     grids, rows, columns = shape
     frame_in, frame_out = _frames(boundary)
     out_rows, out_columns = _out_grid(rows, columns, boundary)
@@ -232,7 +222,8 @@ def _plan(
     numbers = (*sizes, strides[0] // unit_in, strides[1] // unit_in, across, down)
     outside = "zero" if frame_in or frame_out else boundary
     constants = (outside, frame_in, frame_out, unit_in, unit_out, vector, lanes, config.block_rows)
-    return _Plan(numbers, constants, config.num_warps, grids * across * down, vector)
+    # Without vectors nothing rests on alignment, so one kernel serves whatever address.
+    return vector > 1, numbers, constants, config.num_warps, grids * across * down
 
 
 def launch(u: torch.Tensor, out: torch.Tensor, boundary: str, scale: float, config: Config | None = None) -> None:
@@ -240,9 +231,8 @@ def launch(u: torch.Tensor, out: torch.Tensor, boundary: str, scale: float, conf
     aligned = (u.data_ptr() | out.data_ptr()) % VECTOR_BYTES == 0
     sm_count = machine(u.get_device()).sm_count
     plan = _plan(tuple(u.shape), u.stride(), u.dtype.itemsize, boundary, aligned, sm_count, config)
-    # Without vectors nothing rests on alignment, so one kernel serves whatever address.
-    numbers = (scale, *plan.numbers)
-    queue(_laplacian_kernel, u, out, plan.vector > 1, numbers, plan.constants, plan.num_warps, plan.programs)
+    vectors, numbers, constants, num_warps, programs = plan
+    queue(_laplacian_kernel, u, out, vectors, (scale, *numbers), constants, num_warps, programs)
 
 
 def _on_torch(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:
