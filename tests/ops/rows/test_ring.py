@@ -14,9 +14,8 @@ from expertile.ops.launch.device import Machine
 from expertile.ops.rows import ring
 from expertile.ops.rows import ring_launch as launch
 from expertile.ops.rows import softmax as operator
-from expertile.ops.rows.ring_choose import RingConfig, choose
-from expertile.ops.rows.ring_softmax import softmax_ring_kernel
-from expertile.ops.rows.ring_softmax_backward import softmax_backward_ring_kernel
+from expertile.ops.rows.ring_launch import RingConfig, choose
+from expertile.ops.rows.ring_softmax import softmax_backward_ring_kernel, softmax_ring_kernel
 from tests.support import gluon_emulator
 from tests.support.aot import resources
 from tests.support.fake_driver import compile_only
@@ -189,11 +188,11 @@ def hopper(monkeypatch):
     the list grows by the config of each launch."""
     taken: list[RingConfig] = []
 
-    def emulated(kernel: Any, inputs: tuple, out: torch.Tensor, config: RingConfig, programs: int) -> None:
+    def emulated(inputs: tuple, out: torch.Tensor, programs: int, config: RingConfig) -> None:
         taken.append(config)
         args = _arguments(list(inputs), out, config.box)
         monkeypatch.setattr(torch.Tensor, "is_cuda", False)
-        run(kernel, programs, args, launch.options(config, len(inputs)), out)
+        run(launch.KERNELS[len(inputs)], programs, args, launch.options(config, len(inputs)), out)
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -201,7 +200,7 @@ def hopper(monkeypatch):
     monkeypatch.setattr(launch, "capability", lambda index: (9, 0))
     for module in (launch, operator):
         monkeypatch.setattr(module, "machine", lambda index: Machine(2, True))
-    monkeypatch.setattr(launch, "_run", emulated)
+    monkeypatch.setattr(launch, "run", emulated)
     return taken
 
 
@@ -264,10 +263,7 @@ def test_compiled_for_hopper(dtype, config, tensors):
     """Programs fit an SM, do not spill, and write whole words but for head and tail, which one store writes."""
     x = torch.empty(3, 50257, dtype=dtype)
     with compile_only(90) as kernels:
-        if tensors == 1:
-            launch.softmax(x, x, 132, config)
-        else:
-            launch.softmax_backward(x, x, x, 132, config)
+        launch.run((x,) * tensors, x, 132, config)
     found = resources(kernels[0], 90)
     assert found.spills == 0, str(found)
     assert found.smem_bytes <= 233472 // config.programs_per_sm - 1024, str(found)
@@ -288,5 +284,5 @@ def test_one_kernel_for_all_rows(monkeypatch):
         made._prepare(0)
         for rows, cols in ((1, 50257), (160, 20000), (300, 16385)):
             x = torch.empty(rows, cols, dtype=torch.bfloat16)
-            launch.softmax(x, x, 132, config)
+            launch.run((x,), x, 132, config)
     assert len(kernels) == 4 and len({kernel.hash for kernel in kernels}) == 1

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from expertile.ops.launch.device import DTYPES
+from expertile.ops.launch.device import DTYPES, Machine
+from expertile.ops.launch.kernels import resident_clusters
 
 # CTAs that every GPU with clusters can gather in one (CUDA C++ Programming Guide, "Thread Block Clusters").
 PORTABLE_CLUSTER = 8
@@ -75,6 +76,12 @@ class RowConfig:
         if not self.programs_per_sm:
             return self.tiles(rows)
         return min(self.tiles(rows), max(1, sm_count * self.programs_per_sm // self.cluster))
+
+    def resident_programs(self, rows: int, here: Machine, index: int) -> int:
+        """The same on GPU `index`, which is `here`, as far as its clusters go; -1 for no GPU."""
+        if self.cluster > 1 and self.programs_per_sm and index >= 0:
+            return min(self.tiles(rows), max(1, resident_clusters(index, self.cluster, self.programs_per_sm)))
+        return self.programs(rows, here.sm_count)
 
     @property
     def most_registers(self) -> int | None:

@@ -20,7 +20,6 @@ from expertile.ops.rows.norm_backward_kernels import (
     sum_partials_kernel,
 )
 from expertile.ops.rows.norm_kernels import norm_kernel, norm_streamed_kernel
-from expertile.ops.rows.programs import programs
 
 Optional = torch.Tensor | None
 
@@ -88,7 +87,7 @@ def _launch(
     if config.streamed:
         by_blocks = (centered, by, config.block_cols)
         return plan(norm_streamed_kernel, rows, pointers, (*strides, eps), by_blocks, config.num_warps)
-    count = programs(config, rows, here, index)
+    count = config.resident_programs(rows, here, index)
     late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
     if cut > 1 and config.programs_per_sm:
         # All tiles of a program are cut alike if it strides over a multiple of `cut` rows.
@@ -137,7 +136,7 @@ def backward(
         launch(norm_backward_streamed_kernel, rows, tensors, strides, shape, num_warps=config.num_warps)
         partial = _sum_columns(dy_rows, h_rows, mean, rstd, strides[:3], by, wanted, here) if any(wanted) else None
     else:
-        count = programs(config, rows, here, h.get_device())
+        count = config.resident_programs(rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
         spread = _spread(config, h.element_size())
         constants = (centered, *wanted, by, config.shape(rows, cols), spread, config.num_stages)

@@ -15,7 +15,6 @@ import triton.language as tl
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
-from expertile.ops.rows.tiles import over_tiles
 
 
 @triton.jit
@@ -182,7 +181,9 @@ def _norm(inputs, given, R, C, s, SPREAD: tl.constexpr, STAYS: tl.constexpr, STA
         limit = C
     weights = load_vector_pieces(None if given.LATE else given.weight_ptr, first, limit, s, SPREAD)
     biases = load_vector_pieces(None if given.LATE else given.bias_ptr, first, limit, s, SPREAD)
-    over_tiles(_forward_tile, inputs, given, (weights, biases), (program, rank, place), R, C, s, 0.0, STAYS, STAGES)
+    piece.over_tiles(
+        _forward_tile, inputs, given, (weights, biases), (program, rank, place), R, C, s, 0.0, STAYS, STAGES
+    )
 
 
 @triton.jit

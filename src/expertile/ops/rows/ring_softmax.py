@@ -1,4 +1,4 @@
-"""Softmax of rows that wait in shared memory (see ring.py)."""
+"""Softmax of rows that wait in shared memory (see ring.py), and its backward pass, dy and y side by side."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -143,3 +143,108 @@ def softmax_ring_kernel(
         (groups, full, empty, order), (x_ptr, y_ptr, R, C, whole_chunks), (CONSUMERS, GROUP, CHUNK, SLOTS)
     )
     ring.specialise(p, _forward_row, x_desc, x_desc, boxes, boxes, BOX, 1, REGISTERS, LOADER_REGISTERS)
+
+
+@context
+class _Backward:
+    """What a consumer is handed: the rings, dy, y and dx [R, C], and how many whole chunks each has."""
+
+    dy_groups: gl.shared_memory_descriptor
+    y_groups: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    order: gl.shared_memory_descriptor
+    dy_ptr: gl.tensor
+    y_ptr: gl.tensor
+    dx_ptr: gl.tensor
+    R: gl.tensor
+    C: gl.tensor
+    whole_chunks: gl.tensor
+    CONSUMERS: gl.constexpr
+    GROUP: gl.constexpr
+    CHUNK: gl.constexpr
+    SLOTS: gl.constexpr
+
+
+@gluon.jit
+def _backward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.constexpr):
+    """One row, see `ring.consume`."""
+    start = gl.cast(first, gl.int64) * p.CHUNK
+    dy_row = p.dy_ptr + start
+    y_row = p.y_ptr + start
+    dx_row = p.dx_ptr + start
+    whole = ring.whole(first, p.whole_chunks, p.CHUNK)
+    VECTOR: gl.constexpr = p.CHUNK // 32
+    layout: gl.constexpr = gl.BlockedLayout([1, VECTOR], [1, 32], [gl.num_warps(), 1], [1, 0])
+    alone: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    ends_at, ends_inside = ring.head_and_tail(shift, p.C, VECTOR, alone)
+    ends_dy = gl.load(dy_row + ends_at, mask=ends_inside, other=0.0)
+    ends_y = gl.load(y_row + ends_at, mask=ends_inside, other=0.0)
+    ring.ordered_wait(p.order, order_phase, CONSUMER, p.CONSUMERS)
+
+    mbarrier.wait(p.full.index(slot), phase)
+    at = ring.positions(0, p.GROUP, p.CHUNK, layout)
+    dy = p.dy_groups.index(slot).load(layout).to(gl.float32)
+    y = p.y_groups.index(slot).load(layout).to(gl.float32)
+    lane_dot = gl.where(at >= shift, dy * y, 0.0)
+    s, at_phase = ring.forward_by(slot, phase, 1, p.SLOTS)
+    for _ in range(1, n - 1):
+        mbarrier.wait(p.full.index(s), at_phase)
+        dy = p.dy_groups.index(s).load(layout).to(gl.float32)
+        y = p.y_groups.index(s).load(layout).to(gl.float32)
+        lane_dot += dy * y
+        s, at_phase = ring.forward_by(s, at_phase, 1, p.SLOTS)
+    mbarrier.wait(p.full.index(s), at_phase)
+    at = ring.positions(n - 1, p.GROUP, p.CHUNK, layout)
+    if whole < shift + p.C:
+        ring.complete(p.dy_groups.index(s), dy_row, at, whole, shift + p.C, layout)
+        ring.complete(p.y_groups.index(s), y_row, at, whole, shift + p.C, layout)
+    dy = p.dy_groups.index(s).load(layout).to(gl.float32)
+    y = p.y_groups.index(s).load(layout).to(gl.float32)
+    lane_dot += gl.where(at < shift + p.C, dy * y, 0.0)
+    dot = gl.sum(gl.sum(lane_dot, 1), 0)
+    ring.ordered_arrive(p.order, CONSUMER, p.CONSUMERS)
+
+    head, tail = ring.words(shift, p.C, VECTOR)
+    s, at_phase = slot, phase
+    for g in range(0, n):
+        dy = p.dy_groups.index(s).load(layout).to(gl.float32)
+        y = p.y_groups.index(s).load(layout).to(gl.float32)
+        ring.give_back(p.empty, s)
+        at = ring.positions(g, p.GROUP, p.CHUNK, layout)
+        dx = y * (dy - dot)
+        gl.store(dx_row + at, dx.to(dx_row.dtype.element_ty), mask=(at >= head) & (at < tail))
+        s, at_phase = ring.forward_by(s, at_phase, 1, p.SLOTS)
+    ends_dx = ends_y.to(gl.float32) * (ends_dy.to(gl.float32) - dot)
+    gl.store(dx_row + ends_at, ends_dx.to(dx_row.dtype.element_ty), mask=ends_inside)
+
+
+@gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
+def softmax_backward_ring_kernel(
+    dy_desc,
+    y_desc,
+    dy_ptr,
+    y_ptr,
+    dx_ptr,
+    R,
+    C,
+    whole_chunks,
+    GROUP: gl.constexpr,
+    BOX: gl.constexpr,
+    SLOTS: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    LOADER_REGISTERS: gl.constexpr,
+):
+    """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r])); as `softmax_ring_kernel`, with a slot of dy beside each of y, for one
+    consumer or two."""
+    CHUNK: gl.constexpr = y_desc.block_type.shape[1]
+    dy_boxes, dy_groups = ring.allocate(dy_desc, GROUP, BOX, SLOTS)
+    y_boxes, y_groups = ring.allocate(y_desc, GROUP, BOX, SLOTS)
+    full, empty, order = ring.barriers(SLOTS, CONSUMERS)
+    p = _Backward(  # type: ignore[call-arg]
+        (dy_groups, y_groups, full, empty, order),
+        (dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks),
+        (CONSUMERS, GROUP, CHUNK, SLOTS),
+    )
+    ring.specialise(p, _backward_row, dy_desc, y_desc, dy_boxes, y_boxes, BOX, 2, REGISTERS, LOADER_REGISTERS)

@@ -22,7 +22,6 @@ from expertile.ops.launch.launch import Launch, Pointer
 from expertile.ops.rows import choose
 from expertile.ops.rows import ring_launch as ring
 from expertile.ops.rows.config import RowConfig, as_rows, check_input, unit, vector
-from expertile.ops.rows.programs import programs
 from expertile.ops.rows.softmax_kernels import (
     softmax_backward_kernel,
     softmax_backward_streamed_kernel,
@@ -34,38 +33,29 @@ from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     """Launch the kernel along the last dimension of x [..., C]; a fresh, contiguous result of x's dtype."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel() == 0:
-        return y
-    x_rows = as_rows(x)
-    rows, cols = x_rows.shape
-    index = x.get_device()
-    if config is None and (passing := ring.config_for(y, x_rows)) is not None:
-        ring.softmax(x_rows, y.view(rows, cols), machine(index).sm_count, passing)
-        return y
-    cut, tensors = vector(y, x_rows), (x_rows, y)
-    addresses, pointers = met(tensors)
-    launch = _launch(rows, cols, (x_rows.stride(0),), pointers, index, machine(index), cut, config)
-    launch.run(index, (), tensors, addresses)
-    return y
+    return _on_rows((x,), config)
 
 
 def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     """Launch the backward kernel along the last dimension; a fresh, contiguous gradient of y's shape."""
-    dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
-    if y.numel() == 0:
-        return dx
-    dy_rows, y_rows = as_rows(dy), as_rows(y)
-    rows, cols = y_rows.shape
-    index = y.get_device()
-    if config is None and (passing := ring.config_for(dx, dy_rows, y_rows)) is not None:
-        ring.softmax_backward(dy_rows, y_rows, dx.view(rows, cols), machine(index).sm_count, passing)
-        return dx
-    cut, strides = vector(dx, dy_rows, y_rows), (dy_rows.stride(0), y_rows.stride(0))
-    tensors = (dy_rows, y_rows, dx)
+    return _on_rows((dy, y), config)
+
+
+def _on_rows(inputs: tuple[torch.Tensor, ...], config: RowConfig | None) -> torch.Tensor:
+    """What the kernel for so many inputs makes of them; of the last one's shape and dtype."""
+    out = torch.empty(inputs[-1].shape, dtype=inputs[-1].dtype, device=inputs[-1].device)
+    if out.numel() == 0:
+        return out
+    inputs = tuple(map(as_rows, inputs))
+    (rows, cols), index = inputs[-1].shape, out.get_device()
+    if config is None and (passing := ring.config_for(out, *inputs)) is not None:
+        ring.run(inputs, out.view(rows, cols), machine(index).sm_count, passing)
+        return out
+    tensors, strides = (*inputs, out), tuple(x.stride(0) for x in inputs)
     addresses, pointers = met(tensors)
-    _launch(rows, cols, strides, pointers, index, machine(index), cut, config).run(index, (), tensors, addresses)
-    return dx
+    launch = _launch(rows, cols, strides, pointers, index, machine(index), vector(out, *inputs), config)
+    launch.run(index, (), tensors, addresses)
+    return out
 
 
 @lru_cache(maxsize=4096)
@@ -91,7 +81,7 @@ def _launch(
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
         return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
     constants = (by, config.shape(rows, cols, cut), config.programs_per_sm > 0, config.num_stages)
-    kernel, count = softmax_backward_kernel if backward else softmax_kernel, programs(config, rows, here, index)
+    kernel, count = softmax_backward_kernel if backward else softmax_kernel, config.resident_programs(rows, here, index)
     how = (config.num_warps, config.cluster, config.most_registers)
     return plan(kernel, count, pointers, (rows, *strides), constants, *how)
 

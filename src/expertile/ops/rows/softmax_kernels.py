@@ -8,7 +8,6 @@ import triton.language as tl
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
-from expertile.ops.rows.tiles import over_tiles
 
 _NEVER = tl.constexpr(float("-inf"))
 
@@ -86,7 +85,7 @@ def softmax_kernel(
     s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     inputs = ((x_ptr, x_stride_units * UNIT),)
-    over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER, STAYS, STAGES)
+    piece.over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER, STAYS, STAGES)
 
 
 @triton.jit
@@ -171,7 +170,7 @@ def softmax_backward_kernel(
     s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     inputs = ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT))
-    over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0, STAYS, STAGES)
+    piece.over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0, STAYS, STAGES)
 
 
 @triton.jit
