@@ -213,30 +213,18 @@ _call_backward = define(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Selected) -> None:
-    logits, _, ctx.want_scores, *plan = inputs
-    ctx.plan = tuple(plan)
-    ctx.save_for_backward(logits, output[1])
-
-
-def _gradient(ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
-    logits, ids = ctx.saved_tensors
-    dscores = dscores if ctx.want_scores else None
-    dlogits = _call_backward(logits, ids, dweights, dscores, *ctx.plan)
-    return (dlogits, *(None,) * (2 + len(ctx.plan)))
-
-
-def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: Selected) -> None:
-    logits, _, want_scores, ctx.plan = inputs
+    logits, _, want_scores, *ctx.plan = inputs
     _, ids, scores = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(ids, *(() if want_scores else (scores,)))
     ctx.save_for_backward(logits, ids)
 
 
-def _gradient_eager(backward: Callable[..., Any], ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
-    if dweights is None and dscores is None:
-        return None, None, None, None
-    return backward(*ctx.saved_tensors, dweights, dscores, ctx.plan), None, None, None
+def _gradient(backward: Callable[..., Any], ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
+    """`backward(logits, ids, dweights, dscores, *plan)`, where one of the two gradients is there."""
+    wanted = dweights is not None or dscores is not None
+    dlogits = backward(*ctx.saved_tensors, dweights, dscores, *ctx.plan) if wanted else None
+    return (dlogits, *(None,) * (2 + len(ctx.plan)))
 
 
 # What calls the operator; and eager calls, with the same kernels.
@@ -245,11 +233,17 @@ _call = define(
     _kernel,
     f"(Tensor logits, Tensor? bias, bool want_scores, {_PLAN}) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
-    gradient=_gradient,
+    gradient=partial(_gradient, _call_backward),
     setup=_setup,
 )
 _differentiable_select = differentiable_eagerly(
-    _select, _setup_eager, partial(_gradient_eager, select_backward), partial(_gradient_eager, _backward_in_torch)
+    _kernel,
+    _setup,
+    partial(_gradient, _backward_kernel),
+    partial(
+        _gradient,
+        lambda logits, ids, dweights, dscores, *plan: _backward_in_torch(logits, ids, dweights, dscores, plan),
+    ),
 )
 
 
@@ -258,5 +252,5 @@ def select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, p
     if traced(logits):
         return _call(logits, bias, want_scores, *plan)  # type: ignore[no-any-return]
     if logits.requires_grad and torch.is_grad_enabled():
-        return _differentiable_select(logits, bias, want_scores, plan)  # type: ignore[no-any-return]
+        return _differentiable_select(logits, bias, want_scores, *plan)  # type: ignore[no-any-return]
     return _select(logits, bias, want_scores, plan)

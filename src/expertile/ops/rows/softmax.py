@@ -103,37 +103,27 @@ def softmax_backward(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None
     return softmax_backward_rows(dy, y, config) if on_kernels(y) else _formula(dy, y).contiguous()
 
 
-def _kernel(x: torch.Tensor) -> torch.Tensor:
-    return _forward(x)
-
-
-def _backward_kernel(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return softmax_backward(dy, y)
-
-
-_call_backward = define("softmax_backward", _backward_kernel, fake=lambda dy, y: y.new_empty(y.shape))
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Of the operator, and of eager calls, whose last input is the config of the backward pass."""
     ctx.save_for_backward(output)
+    ctx.config = inputs[-1] if len(inputs) > 1 else None
 
 
-def _gradient(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-    return _call_backward(dy, ctx.saved_tensors[0])
-
-
-_call_softmax = define("softmax", _kernel, fake=lambda x: x.new_empty(x.shape), gradient=_gradient, setup=_setup)
-
-
-def _setup_eager(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(output)
-    ctx.config = inputs[2]
-
-
+_call_backward = define(
+    "softmax_backward", softmax_backward, "(Tensor dy, Tensor y) -> Tensor", fake=lambda dy, y: y.new_empty(y.shape)
+)
+_call_softmax = define(
+    "softmax",
+    _forward,
+    "(Tensor x) -> Tensor",
+    fake=lambda x: x.new_empty(x.shape),
+    gradient=lambda ctx, dy: _call_backward(dy, ctx.saved_tensors[0]),
+    setup=_setup,
+)
 # Eager calls, with the same kernels; with create_graph=True the gradient is differentiated in turn.
 _differentiable_softmax = differentiable_eagerly(
     lambda x, config, backward_config: _forward(x, config),
-    _setup_eager,
+    _setup,
     lambda ctx, dy: (softmax_backward(dy, ctx.saved_tensors[0], ctx.config), None, None),
     lambda ctx, dy: (_formula(dy, ctx.saved_tensors[0]), None, None),
 )
