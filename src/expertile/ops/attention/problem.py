@@ -64,6 +64,20 @@ class Problem:
         """Whether there is nothing to compute: no query, or no key for any."""
         return 0 in (self.q_rows, self.k_rows, self.heads, self.q_len, self.k_len, self.batch)
 
+    @property
+    def not_in_words(self) -> str | None:
+        """Why a kernel that moves rows of 16-bit floats in words of 16 bytes, TMA or not, cannot take this, or None."""
+        if self.dtype not in DTYPES[:2]:
+            return f"takes bfloat16 and float16, not {self.dtype}"
+        if self.head_dim % 8:
+            return f"takes head dimensions in multiples of 8 (rows of whole 16 bytes), not {self.head_dim}"
+        if not self.aligned:
+            return "takes base addresses and strides in multiples of 16 bytes"
+        every = (self.q_strides, self.k_strides, self.v_strides)
+        if any(s <= 0 for strides in every for s in (strides[1:] if self.packed else strides)):
+            return "takes positive strides: an expanded dimension has none"
+        return f"takes a positive scale, not {self.scale}" if self.scale <= 0 else None
+
     def pairs(self) -> float:
         """Query-key pairs that are not masked, of one head, all sequences; packed ones taken as equally long."""
         if self.batch == 0:

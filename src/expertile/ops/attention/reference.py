@@ -11,7 +11,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, new_lse
 from expertile.ops.attention.problem import Problem
-from expertile.ops.backend import NoConfig
+from expertile.ops.backend import NoConfig, one_config
 
 _CHUNK_ELEMENTS = 1 << 24  # of scores at a time
 _NO_CONFIG = NoConfig()
@@ -113,13 +113,9 @@ def _supports(problem: Problem, device: Device) -> str | None:
     return None
 
 
-def _configs(problem: Problem, device: Device) -> tuple[NoConfig, ...]:
-    return (NoConfig(),)
-
-
 BACKEND = Backend(
     name="reference",
     summary="torch, by the definition in float32: every dtype, CPU and GPU",
-    forward=Direction(_supports, _configs, forward),
-    backward=Direction(_supports, _configs, backward),
+    forward=Direction(_supports, one_config, forward),
+    backward=Direction(_supports, one_config, backward),
 )

@@ -33,7 +33,6 @@ from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
-_DTYPES = (torch.bfloat16, torch.float16)
 _LOG2E = math.log2(math.e)
 _L2_SHARE = 0.5
 _WRAP = 0x40000000  # see `_hopper_tiles`
@@ -43,21 +42,11 @@ def _supports(problem: Problem, device: Device, largest: int) -> str | None:
     p = problem
     if device.kind != "cuda" or device.capability != (9, 0):
         return f"needs compute capability 9.0 (sm_90a), {device.name} has {device.capability}"
-    if p.dtype not in _DTYPES:
-        return f"takes bfloat16 and float16, not {p.dtype}"
     if p.head_dim > largest:
         return f"takes head dimensions to {largest}, not {p.head_dim}"
-    if p.head_dim % 8:
-        return f"TMA needs rows in multiples of 16 bytes; a head dimension of {p.head_dim} has {2 * p.head_dim}"
-    if not p.aligned:
-        return "TMA needs base addresses and strides in multiples of 16 bytes"
-    if any(s <= 0 for x in (p.q_strides, p.k_strides, p.v_strides) for s in (x[1:] if p.packed else x)):
-        return "TMA needs positive strides: an expanded dimension has none"
-    if p.scale <= 0:
-        return f"takes a positive scale, not {p.scale}"
     if max(p.q_rows, p.k_rows) >= 2**30:
         return "reaches at most 2^30 rows"
-    return None
+    return p.not_in_words
 
 
 def supports_forward(problem: Problem, device: Device) -> str | None:

@@ -16,26 +16,13 @@ import torch
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved
 from expertile.ops.attention.problem import Problem
-from expertile.ops.backend import NoConfig
-
-_DTYPES = (torch.bfloat16, torch.float16)
+from expertile.ops.backend import NoConfig, one_config
 
 
-def _common(problem: Problem, device: Device) -> str | None:
-    p = problem
+def _common(p: Problem, device: Device) -> str | None:
     if p.device_type != "cuda" or not device.at_least(8):
         return "needs a CUDA GPU of compute capability 8.0 or later"
-    if p.dtype not in _DTYPES:
-        return f"takes bfloat16 and float16, not {p.dtype}"
-    if p.head_dim % 8:
-        return f"takes head dimensions in multiples of 8, not {p.head_dim}"
-    if not p.aligned:
-        return "takes base addresses and strides in multiples of 16 bytes"
-    if any(s <= 0 for x in (p.q_strides, p.k_strides, p.v_strides) for s in (x[1:] if p.packed else x)):
-        return "takes positive strides: an expanded dimension has none"
-    if p.scale <= 0:
-        return f"takes a positive scale, not {p.scale}"
-    return None
+    return p.not_in_words
 
 
 def _cudnn_supports(problem: Problem, device: Device) -> str | None:
@@ -143,21 +130,17 @@ def _fa2_backward(
     return dq, dk, dv
 
 
-def _configs(problem: Problem, device: Device) -> tuple[NoConfig, ...]:
-    return (NoConfig(),)
-
-
 CUDNN = Backend(
     name="sdpa_cudnn",
     summary="cuDNN's fused attention, as torch's SDPA calls it",
-    forward=Direction(_cudnn_supports, _configs, _cudnn_forward),
-    backward=Direction(_cudnn_supports_backward, _configs, _cudnn_backward),
+    forward=Direction(_cudnn_supports, one_config, _cudnn_forward),
+    backward=Direction(_cudnn_supports_backward, one_config, _cudnn_backward),
     peer=True,
 )
 FA2 = Backend(
     name="sdpa_fa2",
     summary="FlashAttention 2, as torch's SDPA calls it; packed sequences too",
-    forward=Direction(_fa2_supports, _configs, _fa2_forward),
-    backward=Direction(_fa2_supports_backward, _configs, _fa2_backward),
+    forward=Direction(_fa2_supports, one_config, _fa2_forward),
+    backward=Direction(_fa2_supports_backward, one_config, _fa2_backward),
     peer=True,
 )
