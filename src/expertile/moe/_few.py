@@ -12,18 +12,7 @@ one for combine, and products in tiles of 64 rows, too few to fill the GPU. Here
 Each is a product of a matrix and a vector: an expert's weights are read once for each of its slots. On compute
 capability 9.0 a kernel starts before the one before it is done and waits on the device; `down` only when `up` has read
 its weights. Every sum is in one order: equal inputs give equal bits. Bytes beyond the weights: those of act, [T k, I].
-
-Layers of three models on an H200 under CUDA graphs, µs, this way against the general one (`MOST_TOKENS` is from here):
-
-    tokens                  1              2              4              8
-    Qwen3-30B-A3B    27.5 / 40.4    43.0 / 54.1    78.4 / 84.7     142 / 135
-    gpt-oss-120b     57.1 / 68.8                    184 / 199      358 / 362
-    DeepSeek-V3       167 / 184                     618 / 611    1,221 / 1,153
-
-Tilings were those found fastest for each; `tilings` has the same or ones close to them. Products on tensor cores, an
-expert's weights read once for all tokens, took 83.0, 195 and 612 with four tokens, gained 1.4 % at most with eight and
-lost with sixteen (219 / 193, Qwen3). Sending for the weights of `down` to L2 while `up` runs, predicted to gain 1 to
-2 µs, cost 2 to 24 %.
+docs/notes/moe.md ("Decode: few tokens") has the times against the general way, and what was tried.
 """
 
 from __future__ import annotations
@@ -38,7 +27,7 @@ from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import traced
 from expertile.ragged import power_of_two
 
-MOST_TOKENS = 4
+MOST_TOKENS = 4  # from eight on the general way is as fast (H200, three models)
 # Of the router alone, whose product rereads its weights for each token: so many tokens, and so many multiplications.
 MOST_ROUTED = 16
 _MOST_PRODUCTS = 2**23

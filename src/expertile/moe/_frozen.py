@@ -21,14 +21,13 @@ activations is differentiated as if it did nothing. Beside other weights in 4 bi
 
 Adapters on dense weights on sm_90: the products with u, v, dv and du are more steps of K of the base's products
 (`ops/low_rank/joined.py`), which keep their fused epilogues; pre comes with its delta. v and du are then products of
-their own. Bytes beyond the base's, of Qwen3-30B-A3B's layer with 8192 tokens (R = 65,536, H = 2048, I = 768, r = 16) in
-bfloat16: 101 MB (act read for v), 201 MB (dpre for du), 302 MB (act and dpre for dA2 and dB), and four passes of 268 MB
-over x and dy, which L2 holds.
+their own. Elements read beyond the base's: R I (act, for v), 2 R I (dpre, for du), 3 R I (act and dpre, for dA2 and
+dB), and four passes over x and dy, which L2 holds.
 
 Adapters on other weights and GPUs: the delta of pre must be there before the activation, so pre leaves the base's
 product without its activation epilogue. It is kept without its delta, which `backward` adds again: that costs a product
-with r columns and saves writing pre twice. Bytes: in place of act's and dpre's reads for v and du, forward 201 MB (pre
-read again) and 537 MB (y read and written), backward 201 MB (da written and read) and 537 MB (dx's rows).
+with r columns and saves writing pre twice. Elements, in place of the reads for v and du: forward 2 R I (pre again) and
+2 R H (y read and written), backward 2 R I (da) and 2 R H (dx's rows).
 """
 
 from __future__ import annotations
