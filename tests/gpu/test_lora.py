@@ -81,23 +81,21 @@ def test_products_with_a_second_pair(rank, interleaved):
 
     u, b1, a2 = normal(o.rows.shape[0], rank), normal(EXPERTS, 2 * INNER, rank), normal(EXPERTS, rank, INNER)
     form = ("swiglu", interleaved)
-    act, pre = joined.gated(x, gate_up.transpose(1, 2), o.rows, o.offs, None, *form, (u, b1.transpose(1, 2)))
+    act, pre = joined.gated(x, gate_up.transpose(1, 2), o.rows, o.offs, None, form, (u, b1.transpose(1, 2)))
     want = gathered_mm(x, gate_up.transpose(1, 2), o.rows, o.offs)
     want = want.float() + grouped_mm(u, b1.transpose(1, 2), offs=o.offs).float()
     near(pre, want)
-    near(act, low_rank.activated(pre, None, None, None, o.offs, *form)[0])
+    near(act, low_rank.activated(pre, None, None, None, o.offs, form)[0])
     for w in (gate_up, gate_up.transpose(1, 2).contiguous().transpose(1, 2)):
         near(
             joined.product(want.bfloat16(), w, o.offs, (u, normal_a := normal(EXPERTS, rank, HIDDEN))),
             grouped_mm(want.bfloat16(), w, offs=o.offs).float() + grouped_mm(u, normal_a, offs=o.offs).float(),
         )
-    dpre, act_w, dweights = joined.gated_backward(
-        dy, down, o.rows, o.slots, weights, pre, o.offs, *form, False, (u, a2)
-    )
+    dpre, act_w, dweights = joined.gated_backward(dy, down, o.rows, o.slots, weights, pre, o.offs, form, False, (u, a2))
     grad = gathered_mm(dy, down, o.rows, o.offs)
     wide = 32 if rank == 16 else 128  # its kernel takes powers of two
     more = F.pad(u, (0, wide - rank)), F.pad(a2, (0, 0, 0, wide - rank))
-    right = low_rank.backward(grad, pre, None, None, *more, o.slots, o.positions, weights, o.offs, *form)
+    right = low_rank.backward(grad, pre, None, None, *more, o.slots, o.positions, weights, o.offs, form)
     near(dpre, right[0])
     near(act_w, right[1])
     assert (dweights - right[2]).norm() < 1e-2 * right[2].norm()  # a sum of I products, each rounded on one side

@@ -16,6 +16,7 @@ from expertile.ops.gathered_mm.api import gated_backward_mm, gathered_mm
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.low_rank import api as low_rank
 from expertile.ops.low_rank import joined
+from expertile.ops.low_rank.api import Form
 from expertile.ops.quantize.api import quantize_activations, quantize_swiglu
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import activation_gradient, weight_only_mm
@@ -60,32 +61,22 @@ class BaseProducts:
             return _scaled(Fp8Blocks(rows, scales), self.gate_up, order, bias, x.dtype)
         return weight_only_mm(x.index_select(0, order.rows), self.gate_up, offs=order.offs, bias=bias)
 
-    def gated_up(
-        self, x: _T, order: Permutation, bias: _Maybe, activation: str, interleaved: bool, more: Pair | None
-    ) -> tuple[_T, _T] | None:
+    def gated_up(self, x: _T, order: Permutation, bias: _Maybe, form: Form, more: Pair | None) -> tuple[_T, _T] | None:
         """(f(pre), pre) with pre = x[rows] @ gate_up^T + u @ b^T (+ bias), more = (u [R, r], b [E, 2I, r]); None where
         no kernel makes both at once."""
         if not (isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor)):
             return None
         pair = None if more is None else (more[0], more[1].transpose(1, 2))
         w = self.gate_up.transpose(1, 2)
-        return joined.gated(x, w, order.rows, order.offs, bias, activation, interleaved, pair)
+        return joined.gated(x, w, order.rows, order.offs, bias, form, pair)
 
     def activated(
-        self,
-        pre: _T,
-        u: _Maybe,
-        b: _Maybe,
-        a: _Maybe,
-        order: Permutation,
-        activation: str,
-        interleaved: bool,
-        scale: float,
+        self, pre: _T, u: _Maybe, b: _Maybe, a: _Maybe, order: Permutation, form: Form, scale: float
     ) -> tuple[_T | Fp8Blocks, _Maybe]:
         """`low_rank.activated`, (act [R, I], v); act in FP8 where one kernel makes it so."""
-        if takes_fp8(self.down) and activation == "swiglu" and u is None and a is None:
-            return quantize_swiglu(pre, interleaved=interleaved), None
-        return low_rank.activated(pre, u, b, a, order.offs, activation, interleaved, scale)
+        if takes_fp8(self.down) and form[0] == "swiglu" and u is None and a is None:
+            return quantize_swiglu(pre, interleaved=form[1]), None
+        return low_rank.activated(pre, u, b, a, order.offs, form, scale)
 
     def down_of(
         self, act: _T | Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype, more: Pair | None = None
@@ -109,15 +100,7 @@ class BaseProducts:
         return activation_gradient(dy.index_select(0, order.rows), self.down, order.offs)
 
     def gated_down_gradient(
-        self,
-        dy: _T,
-        order: Permutation,
-        weights: _T,
-        pre: _T,
-        activation: str,
-        interleaved: bool,
-        overwrite_pre: bool,
-        more: Pair | None,
+        self, dy: _T, order: Permutation, weights: _T, pre: _T, form: Form, overwrite_pre: bool, more: Pair | None
     ) -> tuple[_T, _T, _T] | None:
         """(dpre, act_w, dweights) of `gated_backward_mm` with the gradient of act as dy[rows] @ down + dv @ a, more =
         (dv [R, r], a [E, r, I]); None where no kernel has it all."""
@@ -125,9 +108,9 @@ class BaseProducts:
             return None
         down, routing = _dense(self.down, dy.dtype), (order.rows, order.slots, weights, pre, order.offs)
         if more is not None:
-            return joined.gated_backward(dy, down, *routing, activation, interleaved, overwrite_pre, more)
-        form: Any = {"activation": activation, "interleaved": interleaved, "overwrite_pre": overwrite_pre}
-        return gated_backward_mm(dy, down.transpose(1, 2), *routing, **form)
+            return joined.gated_backward(dy, down, *routing, form, overwrite_pre, more)
+        how: Any = {"activation": form[0], "interleaved": form[1], "overwrite_pre": overwrite_pre}
+        return gated_backward_mm(dy, down.transpose(1, 2), *routing, **how)
 
     def up_gradient(self, dpre: _T, order: Permutation, more: Pair | None = None) -> _T:
         """[R, H]: dpre [R, 2I] @ gate_up + du @ a, more = (du [R, r], a [E, r, H])."""

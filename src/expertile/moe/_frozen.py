@@ -46,27 +46,27 @@ from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.low_rank import api as low_rank
+from expertile.ops.low_rank.api import Form
 from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
-_Form = tuple[str, bool]  # activation, interleaved
 # (x, topk_weights, gate_up_bias, down_bias, and factors of the adapters: A, B of gate_up's, A2, B2 of down's, or None):
 # what can be differentiated.
 _Operands = tuple[_T, _T, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe, _Maybe]
 
 
 def _forward(
-    base: BaseProducts, operands: _Operands, topk_ids: _T, form: _Form, scales: tuple[float, float]
+    base: BaseProducts, operands: _Operands, topk_ids: _T, form: Form, scales: tuple[float, float]
 ) -> tuple[_T, _T, bool, _Maybe, _Maybe, Permutation]:
     """(out [T, H], pre [R, 2I], whether pre has its adapter's delta, u, v, order)."""
     x, topk_weights, gate_up_bias, down_bias, a1, b1, a2, b2 = operands
     order = permutation(topk_ids, base.experts)
     u = None if a1 is None else low_rank.shrink(x, order.rows, a1.transpose(1, 2), order.offs, scales[0])
-    both = base.gated_up(x, order, gate_up_bias, *form, _pair(u, b1))
+    both = base.gated_up(x, order, gate_up_bias, form, _pair(u, b1))
     if both is None:
         pre = base.up(x, order, gate_up_bias)
-        act, v = base.activated(pre, u, b1, a2, order, *form, scales[1])
+        act, v = base.activated(pre, u, b1, a2, order, form, scales[1])
     else:
         act, pre = both
         v = None if a2 is None else low_rank.shrink(act, None, a2.transpose(1, 2), order.offs, scales[1])
@@ -79,7 +79,7 @@ class _FrozenMlp(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, topk_ids: _T, form: _Form, scales: tuple[float, float], kinds: tuple[Any, ...], *tensors: Any
+        ctx: Any, topk_ids: _T, form: Form, scales: tuple[float, float], kinds: tuple[Any, ...], *tensors: Any
     ) -> _T:
         operands, weights = tensors[:8], tensors[8:]
         made = _forward(BaseProducts.of(kinds, weights), operands, topk_ids, form, scales)  # type: ignore[arg-type]
@@ -140,13 +140,13 @@ def _gradients(
     ctx: Any,
 ) -> tuple[_T, _T, _T, _Maybe]:
     """(dpre, act_w, dweights, du) as `low_rank.backward` makes them, in the base's product where that can."""
-    scale, (activation, interleaved), spare = ctx.scales[0], ctx.form, not graph_is_kept()
+    scale, spare = ctx.scales[0], not graph_is_kept()
     made = None
     if ctx.summed:
         more = _pair(dv, a2)
-        made = base.gated_down_gradient(dy, order, weights, pre, activation, interleaved, spare, more)
+        made = base.gated_down_gradient(dy, order, weights, pre, ctx.form, spare, more)
     if made is None:
-        how: Any = (order.slots, order.positions, weights, order.offs, activation, interleaved, scale, spare)
+        how: Any = (order.slots, order.positions, weights, order.offs, ctx.form, scale, spare)
         return low_rank.backward(base.down_gradient(dy, order), pre, u, b1, dv, a2, *how)
     return *made, None if b1 is None else low_rank.shrink(made[0], None, b1, order.offs, scale)
 

@@ -29,8 +29,8 @@ def test_kernels(arch, rank, interleaved, monkeypatch):
     b, a, wide = (torch.empty(s, dtype=torch.bfloat16) for s in factors)
     with compile_only(arch) as kernels:
         api.shrink(x, rows, wide, offs)
-        api.activated(pre, u, b, a, offs, "swiglu", interleaved)
-        api.backward(act, pre, u, b, u, a, slots, rows, weights, offs, "swiglu", interleaved)
+        api.activated(pre, u, b, a, offs, ("swiglu", interleaved))
+        api.backward(act, pre, u, b, u, a, slots, rows, weights, offs, ("swiglu", interleaved))
         api.expand(y, u, wide, offs)
         api.outer(u, x, rows, offs, weighted=(slots, weights), last=True)
         api.turn(torch.empty(2 * I, rank, E).permute(2, 0, 1), b)

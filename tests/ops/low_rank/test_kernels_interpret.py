@@ -84,12 +84,12 @@ else:
         config = api.Config(16, 32, 4)
 
         def forward():
-            return api.activated(case.pre, u, b, a, case.offs, "swiglu", interleaved, 0.5, config)
+            return api.activated(case.pre, u, b, a, case.offs, ("swiglu", interleaved), 0.5, config)
 
         def backward():
             routing = (case.slots, case.order.positions, case.weights, case.offs)
-            form = ("swiglu", interleaved, 0.5, overwrite, config)
-            return api.backward(case.grad.clone(), case.pre.clone(), u, b, v, a, *routing, *form)
+            how = (("swiglu", interleaved), 0.5, overwrite, config)
+            return api.backward(case.grad.clone(), case.pre.clone(), u, b, v, a, *routing, *how)
 
         (act, more), (true_act, true_more) = both(monkeypatch, forward)
         assert_alike(case, act, true_act)

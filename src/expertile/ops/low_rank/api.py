@@ -28,6 +28,7 @@ from expertile.ops.torch_op import traced
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
+Form = tuple[str, bool]  # an activation, and whether gate and up are interleaved
 LEAST_RANK = 16  # of a matrix product on tensor cores
 
 
@@ -74,18 +75,11 @@ def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, scale: float = 1.0, config: Con
 
 
 def activated(
-    pre: _T,
-    u: _Maybe,
-    b: _Maybe,
-    a: _Maybe,
-    offs: _T,
-    activation: str,
-    interleaved: bool,
-    scale: float = 1.0,
-    config: Config = ACTIVATE,
+    pre: _T, u: _Maybe, b: _Maybe, a: _Maybe, offs: _T, form: Form, scale: float = 1.0, config: Config = ACTIVATE
 ) -> tuple[_T, _Maybe]:
     """(act [R, I], v [R, rank of a] or None). pre [R, 2I]; u [R, rank], b [E, 2I, rank], or None both: nothing is added
     to pre; a [E, rank, I], or None: no v. All contiguous."""
+    activation, interleaved = form
     if not on_device(pre):
         gate, up = formulas.split(_sum(pre, u, b, offs), interleaved)
         act = formulas.activate(gate, up, activation).to(pre.dtype)
@@ -102,7 +96,7 @@ def activated(
         _tiles(count, offs, config),
         (pre, u, b, a, offs, act, v),
         (groups, inner, float(scale)),
-        (activation, interleaved, *_ranks(b, a), *_tile(config, inner), _power(groups)),
+        (*form, *_ranks(b, a), *_tile(config, inner), _power(groups)),
         num_warps=config.num_warps,
     )
     return act, v
@@ -119,8 +113,7 @@ def backward(
     positions: _T,
     weights: _T,
     offs: _T,
-    activation: str,
-    interleaved: bool,
+    form: Form,
     scale: float = 1.0,
     overwrite_pre: bool = False,
     config: Config | None = None,
@@ -131,6 +124,7 @@ def backward(
     rank] or None). positions [T, k]: the row of each slot. `grad` may be overwritten, and
     with `overwrite_pre`, as pre is not needed again, so may pre.
     """
+    activation, interleaved = form
     if not on_device(pre):
         weight = weights.flatten()[slots.long()][:, None]
         wide = grad.float() if v is None or a is None else grad.float() + grouped_mm(v, a, offs=offs).float()
@@ -154,7 +148,7 @@ def backward(
         _tiles(count, offs, config),
         (grad, pre, u, b, v, a, slots, weights, offs, dpre, grad, dweights, du),
         (groups, two_i // 2, float(scale)),
-        (activation, interleaved, *_ranks(b, a), *_tile(config, two_i // 2), _power(groups)),
+        (*form, *_ranks(b, a), *_tile(config, two_i // 2), _power(groups)),
         num_warps=config.num_warps,
     )
     return dpre, grad, dweights, du

@@ -24,7 +24,7 @@ from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends import gluon_hopper
 from expertile.ops.grouped_mm.problem import Problem, described
-from expertile.ops.low_rank.api import expand, on_device
+from expertile.ops.low_rank.api import Form, expand, on_device
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -45,12 +45,9 @@ def product(a: _T, b: _T, offs: _T, more: Pair | None, bias: _Maybe = None) -> _
     return expand(grouped_mm(a, b, offs=offs, bias=bias), u, factor.transpose(1, 2), offs)
 
 
-def gated(
-    x: _T, b: _T, rows: _T, offs: _T, bias: _Maybe, activation: str, interleaved: bool, more: Pair | None
-) -> tuple[_T, _T] | None:
+def gated(x: _T, b: _T, rows: _T, offs: _T, bias: _Maybe, form: Form, more: Pair | None) -> tuple[_T, _T] | None:
     """(act = f(pre) [R, I], pre = x[rows] @ b[g] + u @ B[g] (+ bias[g]) [R, 2I]); None where no kernel can."""
-    options = (("activation", activation), ("interleaved", interleaved))
-    made = _gathered(Product.GATED, Gathered(x, b, offs, rows, bias), options, more)
+    made = _gathered(Product.GATED, Gathered(x, b, offs, rows, bias), form, more)
     return None if made is None else (made[0], made[1])
 
 
@@ -62,27 +59,25 @@ def gated_backward(
     weights: _T,
     pre: _T,
     offs: _T,
-    activation: str,
-    interleaved: bool,
+    form: Form,
     overwrite_pre: bool,
     more: Pair | None,
 ) -> tuple[_T, _T, _T] | None:
     """`gated_backward_mm` with a = dy[rows] @ down[g] + v @ A[g], more = (v [R, r], A [E, r, I]); None where no kernel
     can. down [E, H, I]."""
-    options = (("activation", activation), ("interleaved", interleaved))
     operands = Gathered(dy, down, offs, rows, None, slots, weights, pre)
-    made = _gathered(Product.BACKWARD, operands, options, more, overwrite_pre)
+    made = _gathered(Product.BACKWARD, operands, form, more, overwrite_pre)
     return None if made is None else (made[0], made[1], made[2])
 
 
 def _gathered(
-    product: Product, o: Gathered, options: tuple[tuple[str, Any], ...], more: Pair | None, overwrite_pre: bool = False
+    product: Product, o: Gathered, form: Form, more: Pair | None, overwrite_pre: bool = False
 ) -> tuple[Any, ...] | None:
     if not (on_device(o.a) and o.a.is_cuda):
         return None
     tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
     fields = tuple(None if t is None else described(t) for t in tensors)
-    found = _gather(product, fields, options, Device.current(o.a.device))
+    found = _gather(product, fields, form, Device.current(o.a.device))
     if found is None:
         return None
     problem, config = found
@@ -113,12 +108,10 @@ def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | N
 
 
 @lru_cache(maxsize=1024)
-def _gather(
-    product: Product, fields: tuple[Any, ...], options: tuple[tuple[str, Any], ...], device: Device
-) -> tuple[GatherProblem, Any] | None:
+def _gather(product: Product, fields: tuple[Any, ...], form: Form, device: Device) -> tuple[GatherProblem, Any] | None:
     """The problem and `gluon_gather`'s config for it, where that or `cuda_gather` is chosen and it takes a second
     pair."""
-    problem: GatherProblem = describe(product, *fields, **dict(options))
+    problem: GatherProblem = describe(product, *fields, activation=form[0], interleaved=form[1])
     chosen, config = gathered.select(problem, device)
     if chosen is cuda_gather.BACKEND and gluon_gather.supports(problem, device) is None:
         chosen, config = gluon_gather.BACKEND, gluon_gather.configs(problem, device)[0]
