@@ -7,7 +7,7 @@ permutations, one element of its widest table in each thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _NO_ROOM = tl.constexpr(NO_ROOM)
+
+
+class _Shape(NamedTuple):
+    """What a kernel is compiled for: KEYS = CHUNKS · WORLD segments of a buffer, with gaps behind them if FIXED; a
+    program has BLOCK elements."""
+
+    TOP_K: int
+    WORLD: int
+    CHUNKS: int
+    KEYS: int
+    FIXED: bool
+    BLOCK: int
+
+
+def _shape(top_k: int, placement: Placement, fixed: bool) -> _Shape:
+    return _Shape(top_k, placement.world, placement.chunks, placement.keys, fixed, _BLOCK)
 
 
 @triton.jit
@@ -58,42 +74,30 @@ def _row_of_slot(position, key, offs_ptr, capacity, FIXED: tl.constexpr):
 
 @triton.jit
 def _token_keys_kernel(
-    ids_ptr,
-    table_ptr,
-    out_ptr,
-    counts_ptr,
-    pairs,
-    slots,
-    experts,
-    TOP_K: tl.constexpr,
-    WORLD: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ids_ptr, table_ptr, out_ptr, counts_ptr, pairs, slots, experts, s: tl.constexpr, BINS: tl.constexpr
 ):
     """`pairs` = T · W, `slots` = T · k. counts [W, 2, CHUNKS] hold zeros before; sums of integers are the same in
     whatever order."""
-    KEYS: tl.constexpr = CHUNKS * WORLD
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < pairs
-    token, rank = i // WORLD, i % WORLD
-    first = tl.full([BLOCK], CHUNKS, tl.int32)
-    for j in range(TOP_K):
-        _, key = _id_and_key(ids_ptr, table_ptr, token * TOP_K + j, there, experts)
-        hit = there & (key < KEYS) & (key % WORLD == rank)
-        first = tl.where(hit, tl.minimum(first, key // WORLD), first)
-    goes = first < CHUNKS
-    going = tl.where(goes, first * WORLD + rank, KEYS)
+    token, rank = i // s.WORLD, i % s.WORLD
+    first = tl.full([s.BLOCK], s.CHUNKS, tl.int32)
+    for j in range(s.TOP_K):
+        _, key = _id_and_key(ids_ptr, table_ptr, token * s.TOP_K + j, there, experts)
+        hit = there & (key < s.KEYS) & (key % s.WORLD == rank)
+        first = tl.where(hit, tl.minimum(first, key // s.WORLD), first)
+    goes = first < s.CHUNKS
+    going = tl.where(goes, first * s.WORLD + rank, s.KEYS)
     tl.store(out_ptr + i, going, mask=there)
     if counts_ptr is not None:
         rows = tl.histogram(tl.where(goes, going, 0), BINS, mask=goes)
         _, key = _id_and_key(ids_ptr, table_ptr, i, i < slots, experts)
-        wanted = (i < slots) & (key < KEYS)
+        wanted = (i < slots) & (key < s.KEYS)
         back = tl.histogram(tl.where(wanted, key, 0), BINS, mask=wanted)
         bins = tl.arange(0, BINS)
-        to = counts_ptr + bins % WORLD * (2 * CHUNKS) + bins // WORLD
-        tl.atomic_add(to, rows, mask=(bins < KEYS) & (rows > 0), sem="relaxed")
-        tl.atomic_add(to + CHUNKS, back, mask=(bins < KEYS) & (back > 0), sem="relaxed")
+        to = counts_ptr + bins % s.WORLD * (2 * s.CHUNKS) + bins // s.WORLD
+        tl.atomic_add(to, rows, mask=(bins < s.KEYS) & (rows > 0), sem="relaxed")
+        tl.atomic_add(to + s.CHUNKS, back, mask=(bins < s.KEYS) & (back > 0), sem="relaxed")
 
 
 @triton.jit
@@ -109,25 +113,20 @@ def _pack_kernel(
     count,
     experts,
     capacity,
-    TOP_K: tl.constexpr,
-    WORLD: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    FIXED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    s: tl.constexpr,
 ):
-    KEYS: tl.constexpr = CHUNKS * WORLD
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < count
-    row, j = i // TOP_K, i % TOP_K
-    slot, used = _slot_of_row(slots_ptr, offs_ptr, row, there, capacity, KEYS, FIXED)
-    token = slot // WORLD
-    expert, key = _id_and_key(ids_ptr, table_ptr, token * TOP_K + j, there, experts)
-    wanted = used & (key < KEYS) & (key % WORLD == slot % WORLD)
-    weight = tl.load(weights_ptr + token * TOP_K + j, mask=there, other=0.0)
+    row, j = i // s.TOP_K, i % s.TOP_K
+    slot, used = _slot_of_row(slots_ptr, offs_ptr, row, there, capacity, s.KEYS, s.FIXED)
+    token = slot // s.WORLD
+    expert, key = _id_and_key(ids_ptr, table_ptr, token * s.TOP_K + j, there, experts)
+    wanted = used & (key < s.KEYS) & (key % s.WORLD == slot % s.WORLD)
+    weight = tl.load(weights_ptr + token * s.TOP_K + j, mask=there, other=0.0)
     tl.store(tokens_ptr + row, token, mask=there & (j == 0))
-    tl.store(labels_ptr + row * (2 * TOP_K) + j, tl.where(wanted, expert, experts), mask=there)
-    tl.store(labels_ptr + row * (2 * TOP_K) + TOP_K + j, weight.to(tl.int32, bitcast=True), mask=there)
-    tl.store(keys_ptr + i, tl.where(wanted, key, KEYS), mask=there)
+    tl.store(labels_ptr + row * (2 * s.TOP_K) + j, tl.where(wanted, expert, experts), mask=there)
+    tl.store(labels_ptr + row * (2 * s.TOP_K) + s.TOP_K + j, weight.to(tl.int32, bitcast=True), mask=there)
+    tl.store(keys_ptr + i, tl.where(wanted, key, s.KEYS), mask=there)
 
 
 @triton.jit
@@ -147,33 +146,28 @@ def _find_kernel(
     experts,
     sent_capacity,
     back_capacity,
-    TOP_K: tl.constexpr,
-    WORLD: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    FIXED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    s: tl.constexpr,
 ):
     """`slots` = T · k, `pairs` = T · W. sent_at is written where it is not the permutation itself."""
-    KEYS: tl.constexpr = CHUNKS * WORLD
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if FIXED:
+    i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
+    if s.FIXED:
         pair = i < pairs
         going = tl.load(token_keys_ptr + i, mask=pair, other=0)
-        at = _row_of_slot(tl.load(sent_ptr + i, mask=pair, other=-1), going, sent_offs_ptr, sent_capacity, FIXED)
+        at = _row_of_slot(tl.load(sent_ptr + i, mask=pair, other=-1), going, sent_offs_ptr, sent_capacity, s.FIXED)
         tl.store(sent_at_ptr + i, at, mask=pair)
     there = i < slots
     _, key = _id_and_key(ids_ptr, table_ptr, i, there, experts)
-    wanted = there & (key < KEYS)
-    goes = i // TOP_K * WORLD + key % WORLD
+    wanted = there & (key < s.KEYS)
+    goes = i // s.TOP_K * s.WORLD + key % s.WORLD
     row = tl.load(sent_ptr + goes, mask=wanted, other=-1)
-    if FIXED:
+    if s.FIXED:
         going = tl.load(token_keys_ptr + goes, mask=wanted, other=0)
-        row = _row_of_slot(row, going, sent_offs_ptr, sent_capacity, FIXED)
+        row = _row_of_slot(row, going, sent_offs_ptr, sent_capacity, s.FIXED)
     sends = wanted & (row >= 0)
-    label = row * TOP_K + i % TOP_K
+    label = row * s.TOP_K + i % s.TOP_K
     position = tl.load(back_ptr + label, mask=sends, other=-1)
-    returned = _row_of_slot(position, key, back_offs_ptr, back_capacity, FIXED)
-    if FIXED:
+    returned = _row_of_slot(position, key, back_offs_ptr, back_capacity, s.FIXED)
+    if s.FIXED:
         returned = tl.where(wanted & (returned < 0), _NO_ROOM, returned)
     tl.store(label_at_ptr + i, tl.where(sends, label, -1), mask=there)
     tl.store(returned_at_ptr + i, returned, mask=there)
@@ -192,55 +186,38 @@ def _unpack_kernel(
     capacity,
     first,
     local,
-    TOP_K: tl.constexpr,
-    WORLD: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    FIXED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    s: tl.constexpr,
 ):
     """`local` experts from `first` on are here."""
-    KEYS: tl.constexpr = CHUNKS * WORLD
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < count
-    row = i // TOP_K
-    at = row * (2 * TOP_K) + i % TOP_K
-    if FIXED:
+    row = i // s.TOP_K
+    at = row * (2 * s.TOP_K) + i % s.TOP_K
+    if s.FIXED:
         segment = row // capacity
     else:
-        segment = tl.zeros([BLOCK], tl.int32)
+        segment = tl.zeros([s.BLOCK], tl.int32)
         end = tl.zeros([], tl.int32)
-        for s in range(KEYS - 1):
-            end += tl.load(lengths_ptr + s % WORLD * (2 * CHUNKS) + s // WORLD)
+        for part in range(s.KEYS - 1):
+            end += tl.load(lengths_ptr + part % s.WORLD * (2 * s.CHUNKS) + part // s.WORLD)
             segment += (row >= end).to(tl.int32)
     expert, key = _id_and_key(labels_ptr, table_ptr, at, there, experts)
-    mine = key < KEYS
-    weight = tl.load(labels_ptr + at + TOP_K, mask=there, other=0).to(tl.float32, bitcast=True)
+    mine = key < s.KEYS
+    weight = tl.load(labels_ptr + at + s.TOP_K, mask=there, other=0).to(tl.float32, bitcast=True)
     tl.store(ids_ptr + i, tl.where(mine, expert - first, local), mask=there)
     tl.store(weights_ptr + i, weight, mask=there)
-    tl.store(keys_ptr + i, tl.where(mine, key // WORLD * WORLD + segment % WORLD, KEYS), mask=there)
+    tl.store(keys_ptr + i, tl.where(mine, key // s.WORLD * s.WORLD + segment % s.WORLD, s.KEYS), mask=there)
 
 
 @triton.jit
-def _returned_kernel(
-    keys_ptr,
-    slots_ptr,
-    offs_ptr,
-    positions_ptr,
-    out_ptr,
-    count,
-    capacity,
-    WORLD: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    FIXED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _returned_kernel(keys_ptr, slots_ptr, offs_ptr, positions_ptr, out_ptr, count, capacity, s: tl.constexpr):
+    i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < count
-    slot, used = _slot_of_row(slots_ptr, offs_ptr, i, there, capacity, CHUNKS * WORLD, FIXED)
+    slot, used = _slot_of_row(slots_ptr, offs_ptr, i, there, capacity, s.KEYS, s.FIXED)
     position = tl.load(positions_ptr + slot, mask=used, other=0)
-    if not FIXED and CHUNKS > 1:
-        chunk = tl.load(keys_ptr + slot, mask=used, other=0) // WORLD
-        position -= tl.load(offs_ptr + chunk * WORLD - 1, mask=used & (chunk > 0), other=0)
+    if not s.FIXED and s.CHUNKS > 1:
+        chunk = tl.load(keys_ptr + slot, mask=used, other=0) // s.WORLD
+        position -= tl.load(offs_ptr + chunk * s.WORLD - 1, mask=used & (chunk > 0), other=0)
     tl.store(out_ptr + i, tl.maximum(position, 0), mask=there)
 
 
@@ -252,15 +229,11 @@ def _picked_kernel(values_ptr, at_ptr, out_ptr, count, BLOCK: tl.constexpr):
 
 
 def _run(
-    kernel: Any,
-    count: int,
-    tensors: tuple[torch.Tensor | None, ...],
-    scalars: tuple[int, ...],
-    constants: tuple[Any, ...] = (),
+    kernel: Any, count: int, tensors: tuple[torch.Tensor | None, ...], scalars: tuple[int, ...], *constants: Any
 ) -> None:
     """`count` elements, _BLOCK in a program."""
     if count:
-        launch(kernel, -(-count // _BLOCK), tensors, scalars, (*constants, _BLOCK), num_warps=4)
+        launch(kernel, -(-count // _BLOCK), tensors, scalars, constants, num_warps=4)
 
 
 def token_keys(
@@ -275,7 +248,8 @@ def token_keys(
         max(pairs, slots) if counting else pairs,
         (topk_ids.contiguous(), placement.key_table(device), out, counts),
         (pairs, slots, placement.num_experts),
-        (top_k, w, chunks, max(32, triton.next_power_of_2(placement.keys))),
+        _shape(top_k, placement, False),
+        max(32, triton.next_power_of_2(placement.keys)),
     )
     return out, counts
 
@@ -306,7 +280,7 @@ def pack(
             keys,
         ),
         (rows * top_k, placement.num_experts, capacity or 0),
-        (top_k, placement.world, placement.chunks, capacity is not None),
+        _shape(top_k, placement, capacity is not None),
     )
     return tokens, labels, keys
 
@@ -341,7 +315,7 @@ def find(
             returned_at,
         ),
         (slots, pairs, placement.num_experts, *(capacities or (0, 0))),
-        (topk_ids.shape[1], placement.world, placement.chunks, fixed),
+        _shape(topk_ids.shape[1], placement, fixed),
     )
     return sent_at, label_at, returned_at
 
@@ -358,7 +332,7 @@ def unpack(
         ids.numel(),
         (labels, placement.key_table(device), lengths, ids, weights, keys),
         (ids.numel(), placement.num_experts, capacity or 0, experts.start, placement.groups(rank)),
-        (top_k, placement.world, placement.chunks, capacity is not None),
+        _shape(top_k, placement, capacity is not None),
     )
     return ids, weights, keys
 
@@ -372,12 +346,12 @@ def returned(
         rows,
         (keys, back.slots, back.offs, order.positions, out),
         (rows, capacity or 0),
-        (placement.world, placement.chunks, capacity is not None),
+        _shape(keys.shape[1], placement, capacity is not None),
     )
     return out
 
 
 def picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     out = torch.empty(at.shape, dtype=values.dtype, device=at.device)
-    _run(_picked_kernel, out.numel(), (values, at, out), (out.numel(),))
+    _run(_picked_kernel, out.numel(), (values, at, out), (out.numel(),), _BLOCK)
     return out
