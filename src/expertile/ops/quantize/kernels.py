@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
-from expertile.ops.quantize.masked import inside, load, load_as_is, store
+from expertile.ops.quantize.masked import load, load_as_is, store
 from expertile.ops.quantize.numbers import SMALLEST_SCALE, divided, largest_magnitude, magnitude, scale_of, silu
+from expertile.ops.rows.tile import load_vector, ragged
 
 
 @triton.jit
@@ -37,11 +38,7 @@ def load_source(
     elif SOURCE == "swiglu_words_bf16" or SOURCE == "swiglu_words_fp16":
         # Gate and up of a channel in one word: taken apart as bits, they stay in the thread that loads and stores.
         cols = first + tl.arange(0, WIDTH)[None, :]
-        if MASK_ROWS or MASK_COLS:
-            mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
-            words = tl.load(x_rows + cols, mask=mask, other=0, eviction_policy=EVICT)
-        else:
-            words = tl.load(x_rows + cols, eviction_policy=EVICT)
+        words = load_as_is(x_rows + cols, live, cols, K, MASK_ROWS, MASK_COLS, EVICT)
         if SOURCE == "swiglu_words_bf16":
             gate = (words << 16).to(tl.float32, bitcast=True)
             up = (words & -65536).to(tl.float32, bitcast=True)
@@ -57,16 +54,8 @@ def load_source(
         if rstd is not None:
             x *= rstd
             if weight_ptr is not None:
-                x *= load_weight(weight_ptr, cols, K, MASK_COLS)
+                x *= load_vector(weight_ptr, cols, K, MASK_COLS).to(tl.float32)
         return x
-
-
-@triton.jit
-def load_weight(weight_ptr, cols, K, MASKED: tl.constexpr):
-    if MASKED:
-        return tl.load(weight_ptr + cols, mask=cols < K, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    else:
-        return tl.load(weight_ptr + cols, eviction_policy="evict_last").to(tl.float32)
 
 
 @triton.jit
@@ -126,12 +115,6 @@ def store_scales(scales_ptr, scale, row, place, in_rows, K, pitch, EVEN_R: tl.co
         tl.store(scales_at, scale, mask=in_rows & (place < tl.cdiv(K, 128)))
 
 
-@triton.constexpr_function
-def past_row(i: int, PIECES: int, EVEN_K: bool) -> bool:
-    """Whether piece i may reach past the row: only the last can."""
-    return not EVEN_K and i == PIECES - 1
-
-
 @triton.jit
 def quantize_norm_kernel(
     x_ptr,
@@ -169,9 +152,9 @@ def quantize_norm_kernel(
     weights = ()
     for i in tl.static_range(PIECES):
         cols = (i * BLOCKS + block % BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
-        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K), READ),)  # type: ignore[assignment] # noqa: RUF005
+        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not EVEN_R, ragged(i, PIECES, 1, EVEN_K), READ),)  # type: ignore[assignment] # noqa: RUF005
         if weight_ptr is not None:
-            weight = load_as_is(weight_ptr + cols, live, cols, K, False, past_row(i, PIECES, EVEN_K), "evict_last")
+            weight = load_as_is(weight_ptr + cols, live, cols, K, False, ragged(i, PIECES, 1, EVEN_K), "evict_last")
             weights = weights + (weight,)  # type: ignore[assignment] # noqa: RUF005
     squares = tl.zeros((BLOCK_R * BLOCKS, 128), tl.float32)
     scales = ()
@@ -184,7 +167,7 @@ def quantize_norm_kernel(
             largest = largest_magnitude(y)
             scale = scale_of(largest, False)
             values = divided(y, scale[:, None], 0)
-            store(to_rows + cols, values, live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
+            store(to_rows + cols, values, live, cols, K, not EVEN_R, ragged(i, PIECES, 1, EVEN_K))
             # -1: a block of zeros, whose scale stays 1.
             scales = scales + (tl.where(largest == 0, -1.0, scale),)  # noqa: RUF005
     rstd = tl.rsqrt(tl.sum(tl.reshape(squares, (BLOCK_R, BLOCKS * 128)), 1) / K + eps)
@@ -197,12 +180,14 @@ def quantize_norm_kernel(
             if weight_ptr is not None:
                 y *= weights[i].to(tl.float32)
             scale = scale_of(largest_magnitude(y), True)
-            store(to_rows + cols, divided(y, scale[:, None], 0), live, cols, K, not EVEN_R, past_row(i, PIECES, EVEN_K))
+            store(
+                to_rows + cols, divided(y, scale[:, None], 0), live, cols, K, not EVEN_R, ragged(i, PIECES, 1, EVEN_K)
+            )
         else:
             scale = scales[i] * rstd
             scale = tl.where(scale < SMALLEST_SCALE, SMALLEST_SCALE, scale)
             scale = tl.where(scales[i] == -1.0, 1.0, scale)
-        to_row, past = start + row, past_row(i, PIECES, EVEN_K)
+        to_row, past = start + row, ragged(i, PIECES, 1, EVEN_K)
         store_scales(scales_ptr, scale, to_row, place, to_row < R, K, scale_pitch, EVEN_R, not past)
 
 

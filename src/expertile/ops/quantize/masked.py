@@ -5,23 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def inside(live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
-    """The mask for live rows [U, 1] and cols [U or 1, C], where anything is masked."""
-    if MASK_ROWS and MASK_COLS:
-        return live & (cols < K)
-    elif MASK_ROWS:
-        return live
-    else:
-        return cols < K
+from expertile.ops.rows.tile import inside
 
 
 @triton.jit
 def load_as_is(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
     """Zeros outside."""
     if MASK_ROWS or MASK_COLS:
-        mask = inside(live, cols, K, MASK_ROWS, MASK_COLS)
+        mask = inside(cols, live, K, MASK_ROWS, MASK_COLS)
         return tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
     else:
         return tl.load(pointers, eviction_policy=EVICT)
@@ -36,6 +27,6 @@ def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constex
 @triton.jit
 def store(pointers, values, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
     if MASK_ROWS or MASK_COLS:
-        tl.store(pointers, values, mask=inside(live, cols, K, MASK_ROWS, MASK_COLS))
+        tl.store(pointers, values, mask=inside(cols, live, K, MASK_ROWS, MASK_COLS))
     else:
         tl.store(pointers, values)

@@ -35,34 +35,48 @@ def constants(shape: Iterable[Any]) -> Shape:
 
 
 @triton.jit
-def load(row_ptrs, cols, row_mask, C, OTHER: tl.constexpr, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
-    """[BLOCK_R, BLOCK_C] at row_ptrs [BLOCK_R, 1] + cols [1, BLOCK_C]; OTHER outside. The only read of these bytes."""
+def inside(cols, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    """The mask for rows [BLOCK_R, 1] and columns [1 or BLOCK_R, BLOCK_C], where anything is masked."""
     if MASK_ROWS and MASK_COLS:
-        return tl.load(row_ptrs + cols, mask=row_mask & (cols < C), other=OTHER, eviction_policy=READ)
+        return row_mask & (cols < C)
     elif MASK_ROWS:
-        return tl.load(row_ptrs + cols, mask=row_mask, other=OTHER, eviction_policy=READ)
-    elif MASK_COLS:
-        return tl.load(row_ptrs + cols, mask=cols < C, other=OTHER, eviction_policy=READ)
+        return row_mask
     else:
-        return tl.load(row_ptrs + cols, eviction_policy=READ)
+        return cols < C
+
+
+@triton.jit
+def load(
+    row_ptrs,
+    cols,
+    row_mask,
+    C,
+    OTHER: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
+    MASK_COLS: tl.constexpr,
+    EVICT: tl.constexpr = READ,
+):
+    """[BLOCK_R, BLOCK_C] at row_ptrs [BLOCK_R, 1] + cols [1, BLOCK_C]; OTHER outside. The only read of these bytes."""
+    if MASK_ROWS or MASK_COLS:
+        mask = inside(cols, row_mask, C, MASK_ROWS, MASK_COLS)
+        return tl.load(row_ptrs + cols, mask=mask, other=OTHER, eviction_policy=EVICT)
+    else:
+        return tl.load(row_ptrs + cols, eviction_policy=EVICT)
 
 
 @triton.jit
 def load_again_later(row_ptrs, cols, C, OTHER: tl.constexpr):
     """As `load` with columns masked, of bytes that are read a second time soon: L2 should keep them."""
-    return tl.load(row_ptrs + cols, mask=cols < C, other=OTHER, eviction_policy="evict_last")
+    return load(row_ptrs, cols, None, C, OTHER, False, True, "evict_last")
 
 
 @triton.jit
 def store(row_ptrs, cols, value, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
     """The counterpart of `load`; converts to the element type."""
     value = value.to(row_ptrs.dtype.element_ty)
-    if MASK_ROWS and MASK_COLS:
-        tl.store(row_ptrs + cols, value, mask=row_mask & (cols < C), cache_modifier=WRITE)
-    elif MASK_ROWS:
-        tl.store(row_ptrs + cols, value, mask=row_mask, cache_modifier=WRITE)
-    elif MASK_COLS:
-        tl.store(row_ptrs + cols, value, mask=cols < C, cache_modifier=WRITE)
+    if MASK_ROWS or MASK_COLS:
+        mask = inside(cols, row_mask, C, MASK_ROWS, MASK_COLS)
+        tl.store(row_ptrs + cols, value, mask=mask, cache_modifier=WRITE)
     else:
         tl.store(row_ptrs + cols, value, cache_modifier=WRITE)
 
@@ -91,10 +105,7 @@ def store_piece(i: tl.constexpr, row_ptrs, value, at, s):
 @triton.jit
 def load_vector(ptr, cols, C, MASK_COLS: tl.constexpr):
     """A weight or bias at `cols`; every program reads it, so it should stay in the caches."""
-    if MASK_COLS:
-        return tl.load(ptr + cols, mask=cols < C, other=0.0, eviction_policy="evict_last")
-    else:
-        return tl.load(ptr + cols, eviction_policy="evict_last")
+    return load(ptr, cols, None, C, 0.0, False, MASK_COLS, "evict_last")
 
 
 @triton.jit
