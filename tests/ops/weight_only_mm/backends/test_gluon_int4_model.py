@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from expertile.device import Device
-from expertile.ops.weight_only_mm.backends import _gluon_model as model
+from expertile.ops.weight_only_mm.backends import _gluon_config as model
 from expertile.ops.weight_only_mm.backends._gluon_config import Config
 from expertile.ops.weight_only_mm.backends.gluon_int4 import BACKEND
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem

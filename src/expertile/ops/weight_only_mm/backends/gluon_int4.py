@@ -13,7 +13,7 @@ Scales of bfloat16 weights without zero points must be below 2^27 in magnitude: 
 NaN. Weights lose digits where scales are below about 2^-94 (`_gluon_unpack`). Values are not looked at.
 
 Bytes: packed weights and scales once from HBM (N K (1/2 + 2/group) for each group, with zero points 4/group), `a` and
-the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_model` counts them); the
+the output once. Limits: HBM for short groups; instructions for those in between (`_gluon_config` counts them); the
 tensor cores for long ones; and latency where there are fewer tiles than multiprocessors: `split_k` programs then share
 a tile. See `_gluon_kernel` for how the work is laid out on the chip.
 """
@@ -25,8 +25,7 @@ from functools import lru_cache
 from typing import Any
 
 from expertile.device import Device
-from expertile.ops.weight_only_mm.backends._gluon_config import Config, tiles
-from expertile.ops.weight_only_mm.backends._gluon_model import most_tiles, ranked
+from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
 from expertile.ops.weight_only_mm.problem import Backend, WeightOnlyProblem
 

@@ -31,7 +31,8 @@ from expertile.ops.grouped_mm.persistent import best_group_m, groups_p2, mean_ti
 from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
-from expertile.ops.launch.launch import Launch, pointer
+from expertile.ops.launch.kernels import met
+from expertile.ops.launch.launch import Launch, Pointer
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.backends._triton_kernel import weight_only_kernel
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
@@ -56,6 +57,7 @@ class Config:
     group_m: int = 8
 
 
+_DESCRIBED = (0, 1, 3, 4)  # places among the tensors of those that TMA may read
 _TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -72,13 +74,13 @@ def _scales_in_a_step(problem: WeightOnlyProblem) -> str:
 def _launch(
     problem: WeightOnlyProblem,
     config: Config,
+    pointers: tuple[Pointer | None, ...],
     out_strides: tuple[int, ...],
-    aligned: tuple[bool, bool],
-    bias: tuple[torch.dtype, bool, tuple[int, ...]] | None,
+    bias_strides: tuple[int, ...],
     device: int,
 ) -> Launch:
-    """The launch on GPU `device` (-1: none), for an output of those strides, (out, offs) aligned or not to 16 bytes,
-    and a bias of (dtype, aligned, strides)."""
+    """The launch on GPU `device` (-1: none), for `pointers` of a, packed words, out, scales, zeros, offs and bias, an
+    output and a bias of those strides."""
     m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
     block_m, block_n = config.block_m, config.block_n
     dtype = problem.dtype
@@ -120,21 +122,12 @@ def _launch(
             scale_block if scaled else None,
             scale_block if scaled and problem.has_zeros else None,
         )
-    scales = pointer(torch.uint8 if problem.scales_are_codes else dtype, problem.b_aligned)
     return Launch(
         weight_only_kernel,
         blocks,
         (dtype, torch.int32, dtype, dtype),
-        (
-            None if config.tma else pointer(dtype, problem.a_aligned),
-            None if config.tma else pointer(torch.int32, problem.b_aligned),
-            pointer(problem.out_dtype, aligned[0]),
-            scales,
-            scales if problem.has_zeros else None,
-            pointer(torch.int32, aligned[1]),
-            None if bias is None else pointer(bias[0], bias[1]),
-        ),
-        (0, n, k, groups, *problem.a_strides, *out_strides, *((0, 0) if bias is None else bias[2]), config.group_m),
+        (None, None, *pointers[2:]) if config.tma else pointers,
+        (0, n, k, groups, *problem.a_strides, *out_strides, *bias_strides, config.group_m),
         tuple(options.items()),
         program_count(torch_device(device), tiles_bound("m", groups, m, n, block_m, block_n), config.blocks_per_sm),
     )
@@ -147,23 +140,17 @@ def run(
     out = new_out(problem, operands, out)
     if problem.groups == 0 or problem.m == 0 or problem.n == 0:
         return out
-    a, w, offs, bias = operands.a, operands.w, operands.offs, operands.bias
-    packed = words(w.packed)
-    to, offs_at, bias_at = out.data_ptr(), offs.data_ptr(), 0 if bias is None else bias.data_ptr()
-    described = None if bias is None else (bias.dtype, bias_at % 16 == 0, bias.stride())
-    device = a.get_device()
-    launch = _launch(problem, config, out.stride(), (to % 16 == 0, offs_at % 16 == 0), described, device)
-    zeros_at = 0 if w.zeros is None else w.zeros.data_ptr()
-    pointers = (out, w.scales, w.zeros, offs, bias)
-    pointers_at = (to, w.scales.data_ptr(), zeros_at, offs_at, bias_at)
-    read = a, packed, w.scales, w.scales if w.zeros is None else w.zeros
-    read_at = a.data_ptr(), packed.data_ptr(), pointers_at[1], zeros_at or pointers_at[1]
-    unused = (None, None)
-    if config.tma:
-        launch.run(device, read, (*unused, *pointers), (*read_at, *unused, *pointers_at))
+    w, bias, device = operands.w, operands.bias, operands.a.get_device()
+    given = (operands.a, words(w.packed), out, w.scales, w.zeros, operands.offs, bias)
+    addresses, pointers = met(given)
+    bias_strides = (0, 0) if bias is None else bias.stride()
+    launch = _launch(problem, config, pointers, out.stride(), bias_strides, device)
+    if config.tma:  # descriptors of a, words, scales and zeros in the place of the first two pointers
+        described = [given[i] for i in _DESCRIBED]
+        at = [addresses[i] for i in _DESCRIBED]
+        launch.run(device, described, (None, None, *given[2:]), (*at, None, None, *addresses[2:]))
     else:
-        nothing = (*unused, *unused)
-        launch.run(device, nothing, (*read[:2], *pointers), (*nothing, *read_at[:2], *pointers_at))
+        launch.run(device, (None,) * 4, given, (*(None,) * 4, *addresses))
     return out
 
 
