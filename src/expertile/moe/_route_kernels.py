@@ -9,6 +9,9 @@ left to hold the place, and one reduction finds both.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -18,6 +21,23 @@ from expertile.ops.launch.pdl import begin
 NOTHING = tl.constexpr(-(2**31))
 # Added to the sum that weights are divided by, lest it were zero (DeepSeek-V3's 1e-20).
 TINY = tl.constexpr(1e-20)
+
+
+class Shape(NamedTuple):
+    """What the kernels are compiled for: the TOP_K best and, to SELECT, further ones; how weights are made of them."""
+
+    TOP_K: int
+    SELECT: int
+    SELECT_P2: int
+    SIGMOID: bool
+    SOFTMAX_OF_CHOSEN: bool
+    NORMALIZE: bool
+
+
+@triton.constexpr_function
+def _constants(shape: Iterable[Any]) -> Shape:
+    """A Shape whose fields are constants one by one."""
+    return Shape(*map(tl.constexpr, shape))  # type: ignore[arg-type]
 
 
 @triton.jit
@@ -95,13 +115,13 @@ def _scores(logits, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def _raw_weights(chosen, peak, total, inside, counted, SIGMOID: tl.constexpr, SOFTMAX_OF_CHOSEN: tl.constexpr):
+def _raw_weights(chosen, peak, total, inside, counted, s):
     """Weights before normalisation of chosen logits [BLOCK_T, SELECT_P2]; `counted` are the first top_k of them."""
-    if SIGMOID:
+    if s.SIGMOID:
         raw = 1.0 / (1.0 + tl.exp(-chosen))
-    elif SOFTMAX_OF_CHOSEN:
-        peak = tl.max(tl.where(counted, chosen, float("-inf")), 1)
-        powers = tl.exp(chosen - peak[:, None])
+    elif s.SOFTMAX_OF_CHOSEN:
+        best = tl.max(tl.where(counted, chosen, float("-inf")), 1)
+        powers = tl.exp(chosen - best[:, None])
         raw = powers / tl.sum(tl.where(counted, powers, 0.0), 1)[:, None]
     else:
         raw = tl.exp(chosen - peak[:, None]) / total[:, None]
@@ -120,12 +140,7 @@ def route_kernel(
     experts,
     size,
     scale,
-    TOP_K: tl.constexpr,
-    SELECT: tl.constexpr,
-    SELECT_P2: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SOFTMAX_OF_CHOSEN: tl.constexpr,
-    NORMALIZE: tl.constexpr,
+    SHAPE: tl.constexpr,
     GROUPS_P2: tl.constexpr,
     SIZE_P2: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -137,10 +152,11 @@ def route_kernel(
     """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. PDL: launched before the kernel
     before it is done."""
     begin(PDL)
+    s: tl.constexpr = _constants(SHAPE)
     PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2, SIZE_P2)
-    scores, peak, total = _scores(logits, SIGMOID)
+    scores, peak, total = _scores(logits, s.SIGMOID)
     if scores_ptr is not None:
         tl.store(scores_ptr + token.to(tl.int64)[:, None] * experts + expert[None, :], scores, mask=there)
     choice = logits
@@ -154,9 +170,9 @@ def route_kernel(
     place = tl.arange(0, PLACES)[None, :]
     if PACKED:
         key = (key & -65536) | (PLACES - 1 - place)
-    j = tl.arange(0, SELECT_P2)[None, :]
-    ids = tl.zeros([BLOCK_T, SELECT_P2], tl.int32)
-    for i in tl.static_range(SELECT):
+    j = tl.arange(0, s.SELECT_P2)[None, :]
+    ids = tl.zeros([BLOCK_T, s.SELECT_P2], tl.int32)
+    for i in tl.static_range(s.SELECT):
         if PACKED:
             largest = tl.max(key, 1)
             best = PLACES - 1 - (largest & 65535)
@@ -165,16 +181,13 @@ def route_kernel(
             _, best = _first_largest(key, PLACES)
             key = tl.where(place == best[:, None], NOTHING, key)
         ids = tl.where(j == i, (best // SIZE_P2 * size + best % SIZE_P2)[:, None], ids)
-    inside = (j < SELECT) & (token < T)[:, None]
+    inside = (j < s.SELECT) & (token < T)[:, None]
     chosen = tl.load(logits_ptr + token.to(tl.int64)[:, None] * stride + ids, mask=inside, other=0.0).to(tl.float32)
-    counted = inside & (j < TOP_K)
-    if SIGMOID or SOFTMAX_OF_CHOSEN:
-        weights = _raw_weights(chosen, 0.0, 1.0, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
-    else:
-        weights = _raw_weights(chosen, peak, total, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
-    if NORMALIZE:
+    counted = inside & (j < s.TOP_K)
+    weights = _raw_weights(chosen, peak, total, inside, counted, s)
+    if s.NORMALIZE:
         weights = weights / (tl.sum(tl.where(counted, weights, 0.0), 1) + TINY)[:, None]
-    slot = token.to(tl.int64)[:, None] * SELECT + j
+    slot = token.to(tl.int64)[:, None] * s.SELECT + j
     tl.store(ids_ptr + slot, ids, mask=inside)
     tl.store(weights_ptr + slot, weights * scale, mask=inside)
 
@@ -199,58 +212,51 @@ def route_backward_kernel(
     stride,
     experts,
     scale,
-    TOP_K: tl.constexpr,
-    SELECT: tl.constexpr,
-    SELECT_P2: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    SOFTMAX_OF_CHOSEN: tl.constexpr,
-    NORMALIZE: tl.constexpr,
+    SHAPE: tl.constexpr,
     EXPERTS_P2: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     """dlogits from the gradients of the weights and of the scores, either of which may be None."""
+    s: tl.constexpr = _constants(SHAPE)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, experts, T, 1, EXPERTS_P2)
-    scores, peak, total = _scores(logits, SIGMOID)
+    scores, peak, total = _scores(logits, s.SIGMOID)
     row = token.to(tl.int64)[:, None]
     dscores = tl.zeros([BLOCK_T, EXPERTS_P2], tl.float32)
     shared = tl.zeros([BLOCK_T], tl.float32)  # <dscores, scores> of a softmax, what the chosen add included
     if dscores_ptr is not None:
         dscores = tl.load(dscores_ptr + row * experts + expert[None, :], mask=there, other=0.0).to(tl.float32)
-        if not SIGMOID:
+        if not s.SIGMOID:
             shared = tl.sum(dscores * scores, 1)
     if dweights_ptr is not None:
-        j = tl.arange(0, SELECT_P2)[None, :]
-        inside = (j < SELECT) & (token < T)[:, None]
-        counted = inside & (j < TOP_K)
-        ids = tl.load(ids_ptr + row * SELECT + j, mask=inside, other=0)
-        grad = tl.load(dweights_ptr + row * SELECT + j, mask=inside, other=0.0).to(tl.float32) * scale
+        j = tl.arange(0, s.SELECT_P2)[None, :]
+        inside = (j < s.SELECT) & (token < T)[:, None]
+        counted = inside & (j < s.TOP_K)
+        ids = tl.load(ids_ptr + row * s.SELECT + j, mask=inside, other=0)
+        grad = tl.load(dweights_ptr + row * s.SELECT + j, mask=inside, other=0.0).to(tl.float32) * scale
         chosen = tl.load(logits_ptr + row * stride + ids, mask=inside, other=0.0).to(tl.float32)
-        if SIGMOID or SOFTMAX_OF_CHOSEN:
-            raw = _raw_weights(chosen, 0.0, 1.0, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
-        else:
-            raw = _raw_weights(chosen, peak, total, inside, counted, SIGMOID, SOFTMAX_OF_CHOSEN)
-        if NORMALIZE:
+        raw = _raw_weights(chosen, peak, total, inside, counted, s)
+        if s.NORMALIZE:
             below = (tl.sum(tl.where(counted, raw, 0.0), 1) + TINY)[:, None]
             mean = tl.sum(grad * raw, 1)[:, None] / below
             grad = tl.where(inside, grad - tl.where(counted, mean, 0.0), 0.0) / below
-        if SOFTMAX_OF_CHOSEN and not SIGMOID:
+        if s.SOFTMAX_OF_CHOSEN and not s.SIGMOID:
             # Only the counted logits are in the denominator; all chosen ones have a numerator.
             mean = tl.sum(grad * raw, 1)[:, None]
             grad = raw * (grad - tl.where(counted, mean, 0.0))
-        elif not SIGMOID:
+        elif not s.SIGMOID:
             shared += tl.sum(grad * raw, 1)
     target = dlogits_ptr + row * experts
-    tl.store(target + expert[None, :], _of_scores(dscores, scores, shared[:, None], SIGMOID), mask=there)
+    tl.store(target + expert[None, :], _of_scores(dscores, scores, shared[:, None], s.SIGMOID), mask=there)
     if dweights_ptr is not None:
         # The few that were chosen are written once more, with their weight's gradient.
-        own = tl.zeros([BLOCK_T, SELECT_P2], tl.float32)
+        own = tl.zeros([BLOCK_T, s.SELECT_P2], tl.float32)
         if dscores_ptr is not None:
             own = tl.load(dscores_ptr + row * experts + ids, mask=inside, other=0.0).to(tl.float32)
-        if SOFTMAX_OF_CHOSEN and not SIGMOID:
+        if s.SOFTMAX_OF_CHOSEN and not s.SIGMOID:
             score = tl.exp(chosen - peak[:, None]) / total[:, None]
-            dchosen = _of_scores(own, score, shared[:, None], SIGMOID) + grad
+            dchosen = _of_scores(own, score, shared[:, None], s.SIGMOID) + grad
         else:
-            dchosen = _of_scores(own + grad, raw, shared[:, None], SIGMOID)
+            dchosen = _of_scores(own + grad, raw, shared[:, None], s.SIGMOID)
         tl.debug_barrier()
         tl.store(target + ids, dchosen, mask=inside)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from expertile.moe._route_kernels import route_backward_kernel, route_kernel
+from expertile.moe._route_kernels import Shape, route_backward_kernel, route_kernel
 from expertile.ops.launch.device import on_kernels, supports_pdl, wide
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
@@ -19,9 +19,26 @@ _NOTHING = -(2**31)
 _TINY = 1e-20
 _PLACES = 2048  # places (tokens * experts) of one program: 16 a thread
 
-# What the operators take beside tensors: top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups,
-# top_groups (0: all), by_two, batch_invariant.
-Plan = tuple[int, int, bool, bool, bool, float, int, int, bool, bool]
+
+class Plan(NamedTuple):
+    """What the operators take beside tensors; `RouterConfig` has the meanings. top_groups: 0 for all."""
+
+    top_k: int
+    columns: int
+    sigmoid: bool
+    softmax_of_chosen: bool
+    normalize: bool
+    scale: float
+    groups: int
+    top_groups: int
+    by_two: bool
+    batch_invariant: bool
+
+    @property
+    def shape(self) -> Shape:
+        """Of the kernels."""
+        chosen = (self.top_k, self.columns, power_of_two(self.columns))
+        return Shape(*chosen, self.sigmoid, self.softmax_of_chosen, self.normalize)
 
 
 Selected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # weights, ids, scores
@@ -34,35 +51,20 @@ def _block_t(tokens: int, places: int, batch_invariant: bool) -> int:
 
 
 def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> Selected:
-    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, groups, top_groups, by_two, invariant = plan
     tokens, experts = logits.shape
-    ids = torch.empty((tokens, columns), dtype=torch.int32, device=logits.device)
-    weights = torch.empty((tokens, columns), dtype=torch.float32, device=logits.device)
+    ids = torch.empty((tokens, plan.columns), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((tokens, plan.columns), dtype=torch.float32, device=logits.device)
     scores = torch.empty((tokens if want_scores else 0, experts), dtype=torch.float32, device=logits.device)
-    groups_p2 = power_of_two(groups)
-    size_p2 = max(32 // groups_p2, power_of_two(experts // groups))
-    block_t = _block_t(tokens, groups_p2 * size_p2, invariant)
-    pdl = supports_pdl(logits)
+    groups_p2, size = power_of_two(plan.groups), experts // plan.groups
+    size_p2 = max(32 // groups_p2, power_of_two(size))
+    block_t = _block_t(tokens, groups_p2 * size_p2, plan.batch_invariant)
+    packed, pdl = logits.dtype is torch.bfloat16 and bias is None and not plan.by_two, supports_pdl(logits)
     launch(
         route_kernel,
         -(-tokens // block_t),
         (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None),
-        (tokens, logits.stride(0), experts, experts // groups, float(scale)),
-        (
-            top_k,
-            columns,
-            power_of_two(columns),
-            sigmoid,
-            softmax_of_chosen,
-            normalize,
-            groups_p2,
-            size_p2,
-            top_groups,
-            by_two,
-            logits.dtype is torch.bfloat16 and bias is None and not by_two,
-            block_t,
-            pdl,
-        ),
+        (tokens, logits.stride(0), experts, size, float(plan.scale)),
+        (plan.shape, groups_p2, size_p2, plan.top_groups, plan.by_two, packed, block_t, pdl),
         num_warps=4,
         pdl=pdl,
     )
@@ -92,31 +94,31 @@ def _scores(x: torch.Tensor, sigmoid: bool) -> torch.Tensor:
 
 def _raw(x: torch.Tensor, ids: torch.Tensor, plan: Plan) -> torch.Tensor:
     """Weights of the chosen before normalisation, of float32 logits."""
-    top_k, _, sigmoid, softmax_of_chosen, *_ = plan
-    if sigmoid or not softmax_of_chosen:
-        return _scores(x, sigmoid).gather(1, ids)
+    if plan.sigmoid or not plan.softmax_of_chosen:
+        return _scores(x, plan.sigmoid).gather(1, ids)
     chosen = x.gather(1, ids)
-    powers = torch.exp(chosen - chosen[:, :top_k].amax(1, keepdim=True))
-    return powers / powers[:, :top_k].sum(1, keepdim=True)
+    powers = torch.exp(chosen - chosen[:, : plan.top_k].amax(1, keepdim=True))
+    return powers / powers[:, : plan.top_k].sum(1, keepdim=True)
 
 
 def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> Selected:
-    top_k, columns, sigmoid, _, normalize, scale, groups, top_groups, by_two, invariant = plan
-    if invariant and logits.shape[0] > 1:  # torch computes the last elements of a tensor with other instructions
+    if (
+        plan.batch_invariant and logits.shape[0] > 1
+    ):  # torch computes the last elements of a tensor with other instructions
         alone = [_select_in_torch(logits[t : t + 1].clone(), bias, want_scores, plan) for t in range(logits.shape[0])]
         weights, ids, scores = (torch.cat(parts) for parts in zip(*alone, strict=True))
         return weights, ids, scores
     x = wide(logits)
-    scores = _scores(x, sigmoid)
-    choice = x if bias is None and not by_two else scores if bias is None else scores + wide(bias)
+    scores = _scores(x, plan.sigmoid)
+    choice = x if bias is None and not plan.by_two else scores if bias is None else scores + wide(bias)
     key = _sortable(choice)
-    if top_groups:
-        key = torch.where(_in_best_groups(choice, groups, top_groups, by_two), key, _NOTHING)
-    ids = torch.sort(key, dim=1, descending=True, stable=True).indices[:, :columns]
+    if plan.top_groups:
+        key = torch.where(_in_best_groups(choice, plan.groups, plan.top_groups, plan.by_two), key, _NOTHING)
+    ids = torch.sort(key, dim=1, descending=True, stable=True).indices[:, : plan.columns]
     weights = _raw(x, ids, plan)
-    if normalize:
-        weights = weights / (weights[:, :top_k].sum(1, keepdim=True) + _TINY)
-    return (weights * scale).contiguous(), ids.to(torch.int32), scores if want_scores else scores[:0].clone()
+    if plan.normalize:
+        weights = weights / (weights[:, : plan.top_k].sum(1, keepdim=True) + _TINY)
+    return (weights * plan.scale).contiguous(), ids.to(torch.int32), scores if want_scores else scores[:0].clone()
 
 
 def _select(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> Selected:
@@ -131,19 +133,18 @@ def select_backward(
     """The gradient of the logits, in their dtype."""
     if logits.shape[0] == 0 or not (on_kernels(logits) and logits.shape[1] <= MOST_EXPERTS):
         return _backward_in_torch(logits, ids, dweights, dscores, plan)
-    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, *_ = plan
     tokens, experts = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     dlogits = torch.empty((tokens, experts), dtype=logits.dtype, device=logits.device)
     experts_p2 = max(32, power_of_two(experts))
-    block_t = _block_t(tokens, experts_p2, plan[-1])
+    block_t = _block_t(tokens, experts_p2, plan.batch_invariant)
     grads = (None if g is None else g.contiguous() for g in (dweights, dscores))
     launch(
         route_backward_kernel,
         -(-tokens // block_t),
         (logits, ids, *grads, dlogits),
-        (tokens, logits.stride(0), experts, float(scale)),
-        (top_k, columns, power_of_two(columns), sigmoid, softmax_of_chosen, normalize, experts_p2, block_t),
+        (tokens, logits.stride(0), experts, float(plan.scale)),
+        (plan.shape, experts_p2, block_t),
         num_warps=4,
     )
     return dlogits
@@ -152,29 +153,28 @@ def select_backward(
 def _backward_in_torch(
     logits: torch.Tensor, ids: torch.Tensor, dweights: torch.Tensor | None, dscores: torch.Tensor | None, plan: Plan
 ) -> torch.Tensor:
-    top_k, columns, sigmoid, softmax_of_chosen, normalize, scale, *_, invariant = plan
-    if invariant and logits.shape[0] > 1:  # as in `_select_in_torch`
+    if plan.batch_invariant and logits.shape[0] > 1:  # as in `_select_in_torch`
         alone = []
         for t in range(logits.shape[0]):
             dweight, dscore = (None if g is None else g[t : t + 1].clone() for g in (dweights, dscores))
             alone.append(_backward_in_torch(logits[t : t + 1].clone(), ids[t : t + 1], dweight, dscore, plan))
         return torch.cat(alone)
     x, index = wide(logits), ids.long()
-    scores = _scores(x, sigmoid)
+    scores = _scores(x, plan.sigmoid)
     dscores = torch.zeros_like(scores) if dscores is None else wide(dscores)
     dlogits = torch.zeros_like(scores)
     if dweights is not None:
-        raw, grad = _raw(x, index, plan), wide(dweights) * scale
-        counted = torch.arange(columns, device=x.device) < top_k
-        if normalize:
-            below = raw[:, :top_k].sum(1, keepdim=True) + _TINY
+        raw, grad = _raw(x, index, plan), wide(dweights) * plan.scale
+        counted = torch.arange(plan.columns, device=x.device) < plan.top_k
+        if plan.normalize:
+            below = raw[:, : plan.top_k].sum(1, keepdim=True) + _TINY
             grad = (grad - torch.where(counted, (grad * raw).sum(1, keepdim=True) / below, 0.0)) / below
-        if softmax_of_chosen and not sigmoid:
+        if plan.softmax_of_chosen and not plan.sigmoid:
             grad = raw * (grad - torch.where(counted, (grad * raw).sum(1, keepdim=True), 0.0))
             dlogits = dlogits.scatter(1, index, grad)
         else:
             dscores = dscores.scatter_add(1, index, grad)
-    if sigmoid:
+    if plan.sigmoid:
         return (dscores * scores * (1.0 - scores)).to(logits.dtype)
     return (dlogits + scores * (dscores - (dscores * scores).sum(1, keepdim=True))).to(logits.dtype)
 
@@ -186,7 +186,7 @@ _PLAN = (
 
 
 def _kernel(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
-    return _select(logits, bias, want_scores, plan)  # type: ignore[arg-type]
+    return _select(logits, bias, want_scores, Plan(*plan))
 
 
 def _fake(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
@@ -201,7 +201,7 @@ def _fake(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *p
 
 
 def _backward_kernel(logits: torch.Tensor, ids: torch.Tensor, dweights: Any, dscores: Any, *plan: Any) -> torch.Tensor:
-    return select_backward(logits, ids, dweights, dscores, plan)  # type: ignore[arg-type]
+    return select_backward(logits, ids, dweights, dscores, Plan(*plan))
 
 
 _call_backward = define(
@@ -221,10 +221,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Selected) -> None:
 
 
 def _gradient(backward: Callable[..., Any], ctx: Any, dweights: Any, _: Any, dscores: Any) -> tuple[Any, ...]:
-    """`backward(logits, ids, dweights, dscores, *plan)`, where one of the two gradients is there."""
+    """`backward(logits, ids, dweights, dscores, plan)`, where one of the two gradients is there."""
     wanted = dweights is not None or dscores is not None
-    dlogits = backward(*ctx.saved_tensors, dweights, dscores, *ctx.plan) if wanted else None
+    dlogits = backward(*ctx.saved_tensors, dweights, dscores, Plan(*ctx.plan)) if wanted else None
     return (dlogits, *(None,) * (2 + len(ctx.plan)))
+
+
+def _by_operator(*given: Any) -> torch.Tensor:
+    return _call_backward(*given[:-1], *given[-1])  # type: ignore[no-any-return]
 
 
 # What calls the operator; and eager calls, with the same kernels.
@@ -233,17 +237,11 @@ _call = define(
     _kernel,
     f"(Tensor logits, Tensor? bias, bool want_scores, {_PLAN}) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
-    gradient=partial(_gradient, _call_backward),
+    gradient=partial(_gradient, _by_operator),
     setup=_setup,
 )
 _differentiable_select = differentiable_eagerly(
-    _kernel,
-    _setup,
-    partial(_gradient, _backward_kernel),
-    partial(
-        _gradient,
-        lambda logits, ids, dweights, dscores, *plan: _backward_in_torch(logits, ids, dweights, dscores, plan),
-    ),
+    _kernel, _setup, partial(_gradient, select_backward), partial(_gradient, _backward_in_torch)
 )
 
 

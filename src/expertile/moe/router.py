@@ -144,17 +144,17 @@ class Routing:
 
 def plan_of(config: RouterConfig, batch_invariant: bool = False) -> Plan:
     groups, top_groups = config.num_groups or 1, config.top_groups or 0
-    return (
+    return Plan(
         config.top_k,
         config.columns,
-        config.score == "sigmoid",
-        config.order == "topk_then_softmax",
-        config.normalize,
-        config.scale,
-        groups,
-        top_groups,
-        bool(top_groups) and config.group_score == "top2",
-        batch_invariant,
+        sigmoid=config.score == "sigmoid",
+        softmax_of_chosen=config.order == "topk_then_softmax",
+        normalize=config.normalize,
+        scale=config.scale,
+        groups=groups,
+        top_groups=top_groups,
+        by_two=bool(top_groups) and config.group_score == "top2",
+        batch_invariant=batch_invariant,
     )
 
 
