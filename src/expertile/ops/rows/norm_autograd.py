@@ -171,7 +171,8 @@ def _fake(x: torch.Tensor, residual: Optional, weight: Optional, bias: Optional,
 
 
 def _backward_kernel(*given: Any) -> tuple[torch.Tensor, ...]:
-    dh, dweight, dbias = row_norm_backward(*(*given[:-2], given[-2:]))
+    dy, h, *rest, need_weight, need_bias = given
+    dh, dweight, dbias = row_norm_backward(dy, h, *rest, (need_weight, need_bias))
     return dh, _none(dh) if dweight is None else dweight, _none(dh) if dbias is None else dbias
 
 
@@ -221,8 +222,8 @@ def _by_operator(ctx: Any, *inputs: Any) -> Any:
     return _call_backward(*inputs[:-1], *inputs[-1])
 
 
-def _by_kernels(ctx: Any, *inputs: Any) -> Any:
-    return row_norm_backward(*(*inputs, ctx.config))
+def _by_kernels(ctx: Any, dy: torch.Tensor, h: torch.Tensor, *rest: Any) -> Any:
+    return row_norm_backward(dy, h, *rest, ctx.config)
 
 
 def _by_formula(ctx: Any, dy: torch.Tensor, h: torch.Tensor, weight: Optional, bias: Optional, *rest: Any) -> Any:
