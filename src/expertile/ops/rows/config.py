@@ -23,7 +23,8 @@ PORTABLE_CLUSTER = 8
 class Shape(NamedTuple):
     """How rows lie on programs, known when compiling: tiles of BLOCK_R rows, CLUSTER slices of a row, PIECES of BLOCK_C
     columns in a slice. EVEN_R, EVEN_C: nothing reaches past the last row, or past a row. VECTOR > 1: rows are cut into
-    body, head and tail (head_tail.py)."""
+    body, head and tail (head_tail.py). STAYS: a program strides over the tiles, STAGES of which are on their way at
+    once."""
 
     BLOCK_R: int
     BLOCK_C: int
@@ -32,6 +33,8 @@ class Shape(NamedTuple):
     EVEN_R: bool
     EVEN_C: bool
     VECTOR: int
+    STAYS: bool
+    STAGES: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class RowConfig:
         """Of tiles of [rows, cols]; `cut`: elements of a word that rows are cut by."""
         pieces = self.pieces(cols // cut * cut)
         even = cut == 1 and cols == self.cluster * pieces * self.block_cols
-        return Shape(self.block_rows, self.block_cols, pieces, self.cluster, rows % self.block_rows == 0, even, cut)
+        tile = (self.block_rows, self.block_cols, pieces, self.cluster)
+        return Shape(*tile, rows % self.block_rows == 0, even, cut, self.programs_per_sm > 0, self.num_stages)
 
     def tiles(self, rows: int) -> int:
         """Tiles of `rows` rows."""

@@ -94,8 +94,7 @@ def _launch(
         alike = cut // gcd(cut, config.block_rows)
         count = count // alike * alike or count
         late = count % alike != 0 and count < config.tiles(rows)
-    shape, stays = config.shape(rows, cols, cut), config.programs_per_sm > 0
-    constants = (centered, by, shape, _spread(config, itemsize), late, stays, config.num_stages)
+    constants = (centered, by, config.shape(rows, cols, cut), _spread(config, itemsize), late)
     how = (config.num_warps, config.cluster, config.most_registers)
     return plan(norm_kernel, count, pointers, (rows, *strides, eps), constants, *how)
 
@@ -138,8 +137,7 @@ def backward(
     else:
         count = config.resident_programs(rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
-        spread = _spread(config, h.element_size())
-        constants = (centered, *wanted, by, config.shape(rows, cols), spread, config.num_stages)
+        constants = (centered, *wanted, by, config.shape(rows, cols), _spread(config, h.element_size()))
         launch(
             norm_backward_kernel,
             count,

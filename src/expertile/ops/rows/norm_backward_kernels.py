@@ -57,7 +57,6 @@ def norm_backward_kernel(
     UNIT: tl.constexpr,
     SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """dh of all rows, and partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] of dweight and dbias, one read of dy and h.
     A program (a cluster, if rows are shared) strides over the tiles; dsum is the gradient that reaches h directly."""
@@ -77,7 +76,7 @@ def norm_backward_kernel(
     if s.CLUSTER > 1:
         peers.joined()
     exchange = 0
-    for tile in tl.range(program, tl.cdiv(R, s.BLOCK_R), programs, num_stages=STAGES):
+    for tile in tl.range(program, tl.cdiv(R, s.BLOCK_R), programs, num_stages=s.STAGES):
         rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
         row_mask = rows < R
         rows_64 = rows.to(tl.int64)

@@ -56,7 +56,7 @@ def _at_columns(i: tl.constexpr, ptr, held, cols, C, s, LATE: tl.constexpr):
 
 
 @triton.jit
-def _forward_tile(inputs, given, held, ends, tile, rank, place, exchange, R, C, s, STAYS: tl.constexpr):
+def _forward_tile(inputs, given, held, ends, tile, rank, place, exchange, R, C, s):
     rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
     row_mask = rows < R
     rows_64 = rows.to(tl.int64)
@@ -91,7 +91,7 @@ def _forward_tile(inputs, given, held, ends, tile, rank, place, exchange, R, C, 
         ends_x = (ends_x.to(tl.float32) + ends[1].to(tl.float32)).to(given.sum_ptr.dtype.element_ty)
         head_tail.store(given.sum_ptr, ends_rows, ends_x, R, C, rank, s.VECTOR)
 
-    if s.CLUSTER > 1 and not STAYS:
+    if s.CLUSTER > 1 and not s.STAYS:
         peers.joined()
     if given.CENTERED:
         lane_sum = xs[0].to(tl.float32)
@@ -169,7 +169,7 @@ def _forward_tile(inputs, given, held, ends, tile, rank, place, exchange, R, C, 
 
 
 @triton.jit
-def _norm(inputs, given, R, C, s, SPREAD: tl.constexpr, STAYS: tl.constexpr, STAGES: tl.constexpr):
+def _norm(inputs, given, R, C, s, SPREAD: tl.constexpr):
     """Weight and bias of this program's columns, unless LATE, then its tiles."""
     program, rank, place = peers.position(s.CLUSTER)
     first = rank * (s.PIECES * s.BLOCK_C)
@@ -181,9 +181,7 @@ def _norm(inputs, given, R, C, s, SPREAD: tl.constexpr, STAYS: tl.constexpr, STA
         limit = C
     weights = load_vector_pieces(None if given.LATE else given.weight_ptr, first, limit, s, SPREAD)
     biases = load_vector_pieces(None if given.LATE else given.bias_ptr, first, limit, s, SPREAD)
-    piece.over_tiles(
-        _forward_tile, inputs, given, (weights, biases), (program, rank, place), R, C, s, 0.0, STAYS, STAGES
-    )
+    piece.over_tiles(_forward_tile, inputs, given, (weights, biases), (program, rank, place), R, C, s, 0.0)
 
 
 @triton.jit
@@ -206,8 +204,6 @@ def norm_kernel(
     SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
     LATE: tl.constexpr,
-    STAYS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """y[r] = (h[r] - mean) * rstd * weight + bias with h = x (+ residual). Lengths and strides come in units of UNIT
     elements, so that the compiler knows what they are multiples of. Weight and bias are loaded beside x, so that no
@@ -224,8 +220,6 @@ def norm_kernel(
         C,
         s,
         SPREAD,
-        STAYS,
-        STAGES,
     )
 
 

@@ -80,10 +80,9 @@ def _launch(
     if config.streamed:
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
         return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
-    constants = (by, config.shape(rows, cols, cut), config.programs_per_sm > 0, config.num_stages)
     kernel, count = softmax_backward_kernel if backward else softmax_kernel, config.resident_programs(rows, here, index)
     how = (config.num_warps, config.cluster, config.most_registers)
-    return plan(kernel, count, pointers, (rows, *strides), constants, *how)
+    return plan(kernel, count, pointers, (rows, *strides), (by, config.shape(rows, cols, cut)), *how)
 
 
 def _forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:

@@ -19,7 +19,7 @@ def _finite(maximum):
 
 
 @triton.jit
-def _forward_tile(inputs, y_ptr, held, ends, tile, rank, place, exchange, R, C, s, STAYS: tl.constexpr):
+def _forward_tile(inputs, y_ptr, held, ends, tile, rank, place, exchange, R, C, s):
     rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
     row_mask = rows < R
     x_rows = head_tail.row_pointers(inputs[0][0], rows, inputs[0][1], s.VECTOR)
@@ -30,7 +30,7 @@ def _forward_tile(inputs, y_ptr, held, ends, tile, rank, place, exchange, R, C, 
     xs = piece.nothing()
     for i in tl.static_range(s.PIECES):
         xs = piece.append(xs, piece.load_piece(i, x_rows, at, s, _NEVER))
-    if s.CLUSTER > 1 and not STAYS:
+    if s.CLUSTER > 1 and not s.STAYS:
         peers.joined()
     lane_max = xs[0].to(tl.float32)
     for i in tl.static_range(1, s.PIECES):
@@ -69,23 +69,13 @@ def _forward_tile(inputs, y_ptr, held, ends, tile, rank, place, exchange, R, C, 
 
 
 @triton.jit
-def softmax_kernel(
-    x_ptr,
-    y_ptr,
-    R,
-    c_units,
-    x_stride_units,
-    UNIT: tl.constexpr,
-    SHAPE: tl.constexpr,
-    STAYS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+def softmax_kernel(x_ptr, y_ptr, R, c_units, x_stride_units, UNIT: tl.constexpr, SHAPE: tl.constexpr):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
     compiler knows what they are multiples of."""
     s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     inputs = ((x_ptr, x_stride_units * UNIT),)
-    piece.over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER, STAYS, STAGES)
+    piece.over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER)
 
 
 @triton.jit
@@ -115,7 +105,7 @@ def softmax_streamed_kernel(x_ptr, y_ptr, c_units, x_stride_units, UNIT: tl.cons
 
 
 @triton.jit
-def _backward_tile(inputs, dx_ptr, held, ends, tile, rank, place, exchange, R, C, s, STAYS: tl.constexpr):
+def _backward_tile(inputs, dx_ptr, held, ends, tile, rank, place, exchange, R, C, s):
     rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
     row_mask = rows < R
     dy_rows = head_tail.row_pointers(inputs[0][0], rows, inputs[0][1], s.VECTOR)
@@ -129,7 +119,7 @@ def _backward_tile(inputs, dx_ptr, held, ends, tile, rank, place, exchange, R, C
     for i in tl.static_range(s.PIECES):
         dys = piece.append(dys, piece.load_piece(i, dy_rows, at, s, 0.0))
         ys = piece.append(ys, piece.load_piece(i, y_rows, at, s, 0.0))
-    if s.CLUSTER > 1 and not STAYS:
+    if s.CLUSTER > 1 and not s.STAYS:
         peers.joined()
     lane_dot = dys[0].to(tl.float32) * ys[0].to(tl.float32)
     for i in tl.static_range(1, s.PIECES):
@@ -154,23 +144,13 @@ def _backward_tile(inputs, dx_ptr, held, ends, tile, rank, place, exchange, R, C
 
 @triton.jit
 def softmax_backward_kernel(
-    dy_ptr,
-    y_ptr,
-    dx_ptr,
-    R,
-    c_units,
-    dy_stride_units,
-    y_stride_units,
-    UNIT: tl.constexpr,
-    SHAPE: tl.constexpr,
-    STAYS: tl.constexpr,
-    STAGES: tl.constexpr,
+    dy_ptr, y_ptr, dx_ptr, R, c_units, dy_stride_units, y_stride_units, UNIT: tl.constexpr, SHAPE: tl.constexpr
 ):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
     s: tl.constexpr = piece.constants(SHAPE)
     C = c_units * UNIT
     inputs = ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT))
-    piece.over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0, STAYS, STAGES)
+    piece.over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0)
 
 
 @triton.jit

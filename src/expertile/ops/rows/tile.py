@@ -144,36 +144,23 @@ def _ends(inputs, tile, rank, R, C, s, OTHER: tl.constexpr):
 
 
 @triton.jit
-def over_tiles(
-    ONE: tl.constexpr,
-    inputs,
-    given,
-    held,
-    position,
-    R,
-    C,
-    s,
-    OTHER: tl.constexpr,
-    STAYS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """ONE(inputs, given, held, ends, tile, rank, place, exchange, R, C, s, STAYS) for each tile of this program.
+def over_tiles(ONE: tl.constexpr, inputs, given, held, position, R, C, s, OTHER: tl.constexpr):
+    """ONE(inputs, given, held, ends, tile, rank, place, exchange, R, C, s) for each tile of this program.
 
     `inputs`: pairs of a pointer and the stride of its rows in elements. `ends`: a tile's heads and tails of
-    each, OTHER outside; () where rows are not cut. `position`: as `cluster.position` has it. s: a Shape. STAYS: the
-    program strides over the tiles, STAGES of which are on their way at once."""
+    each, OTHER outside; () where rows are not cut. `position`: as `cluster.position` has it. s: a Shape."""
     program, rank, place = position
     ends = _ends(inputs, program, rank, R, C, s, OTHER) if s.VECTOR > 1 else nothing()
-    if STAYS:
+    if s.STAYS:
         if s.CLUSTER > 1:
             peers.joined()
         exchange = 0
-        for tile in tl.range(program, tl.cdiv(R, s.BLOCK_R), tl.num_programs(0) // s.CLUSTER, num_stages=STAGES):
+        for tile in tl.range(program, tl.cdiv(R, s.BLOCK_R), tl.num_programs(0) // s.CLUSTER, num_stages=s.STAGES):
             if s.VECTOR > 1:  # one tile ahead: such short loads are not copied to shared memory
                 following = _ends(inputs, tile + tl.num_programs(0) // s.CLUSTER, rank, R, C, s, OTHER)
-            ONE(inputs, given, held, ends, tile, rank, place, exchange, R, C, s, STAYS)
+            ONE(inputs, given, held, ends, tile, rank, place, exchange, R, C, s)
             if s.VECTOR > 1:
                 ends = following
             exchange += 1  # noqa: SIM113 (Triton has no enumerate)
     else:
-        ONE(inputs, given, held, ends, program, rank, place, 0, R, C, s, STAYS)
+        ONE(inputs, given, held, ends, program, rank, place, 0, R, C, s)
