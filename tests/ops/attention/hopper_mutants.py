@@ -39,7 +39,7 @@ BACKWARD = {
     "the held rows are given back while gradients leave": Fault(_CONSUMERS, "tma.store_wait(0)", nth=...),
     "no fence before gradients leave": Fault(_CONSUMERS, "fence_async_shared()", nth=...),
     "statistics do not count as bytes": Fault(
-        "load_stage",
+        "_load_stage",
         "mbarrier.expect(p_.b_full.index(i_), _)",
         "mbarrier.expect(p.b_full.index(i), p.a_desc.block_type.nbytes)",
     ),
@@ -49,7 +49,7 @@ BACKWARD = {
     "the accumulator is read early": Fault("_dkdv_block", "warpgroup_mma_wait(0, ...)", nth=0),
     "a mask is one query too wide": Fault("_queue_dkdv", "a_ <= b_", "a_ <= b_ + 1"),
     "the last block's mask is left out": Fault("_dq_consumer", "_ == 0", "False"),
-    "queries are skipped": Fault("query_blocks", "gl.maximum(a_, 0) // b_", "(gl.maximum(a_, 0) + b_ - 1) // b_"),
+    "queries are skipped": Fault("_query_blocks", "gl.maximum(a_, 0) // b_", "(gl.maximum(a_, 0) + b_ - 1) // b_"),
     "query heads are mixed up": Fault("_dkdv_producer", "h_ * p_.GROUP + _", "h_ * p_.GROUP"),
     "dK is not scaled": Fault("_dkdv_consumer", "a_ * _.scale", "a_"),
 }

@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from expertile.ops.attention.backends import _hopper_tiles as tiling
 from expertile.ops.hopper.context import context
 from expertile.ops.hopper.prologue import make_barriers, slots, specialise
+from expertile.ops.launch.versions import tma_load
 
 
 class PassShape(NamedTuple):
@@ -93,6 +94,66 @@ class Backward:
 
 
 @gluon.jit
+def _query_blocks(p, n, q_len, k_len):
+    """(first, first without a mask, end) of the blocks of queries that see keys [n, n + p.HELD)."""
+    end = (q_len + p.BLOCK - 1) // p.BLOCK
+    if p.CAUSAL:
+        # Key j is seen by the queries from j - (k_len - q_len) on.
+        first = gl.minimum(gl.maximum(n - (k_len - q_len), 0) // p.BLOCK, end)
+        seen = gl.maximum(n + p.HELD - 1 - (k_len - q_len), 0)
+        return first, gl.minimum(gl.maximum((seen + p.BLOCK - 1) // p.BLOCK, first), end), end
+    else:
+        return 0, 0, end
+
+
+@gluon.jit
+def _padded_start(p, q_start, batch):
+    """Where a sequence's row statistics start: each sequence's rows are padded to multiples of STAT_PAD."""
+    if p.VARLEN:
+        return (q_start + batch * p.STAT_PAD) // p.STAT_PAD * p.STAT_PAD
+    else:
+        return 0
+
+
+@gluon.jit
+def _load_held(p, batch, head, start, length, row, tile):
+    """TMA of the rows that the consumers hold: K and V, or Q and dO."""
+    HELD_BYTES: gl.constexpr = p.x_desc.block_type.nbytes
+    slot = tile % p.SLOTS
+    for w in gl.static_range(p.CONSUMERS):
+        at = slot * p.CONSUMERS + w
+        mbarrier.wait(p.held_empty.index(at), ((tile // p.SLOTS) & 1) ^ 1)
+        mbarrier.expect(p.held_full.index(at), 2 * HELD_BYTES)
+        first, full = row + w * p.ROWS, p.held_full.index(at)
+        tiling.load_rows(p.x_desc, batch, head, start, length, first, full, p.x_smem.index(at), p.VARLEN)
+        tiling.load_rows(p.y_desc, batch, head, start, length, first, full, p.y_smem.index(at), p.VARLEN)
+
+
+@gluon.jit
+def _load_stage(p, batch, head, start, length, row, stats, step, OF_Q: gl.constexpr):
+    """TMA of one block of what is gone over: (Q, LSE) and (dO, delta), or K and V."""
+    NBYTES: gl.constexpr = p.a_desc.block_type.nbytes + (p.lse_desc.block_type.nbytes if OF_Q else 0)
+    i = step % p.STAGES
+    phase = ((step // p.STAGES) & 1) ^ 1
+    mbarrier.wait(p.a_empty.index(i), phase)
+    mbarrier.expect(p.a_full.index(i), NBYTES)
+    tiling.load_rows(p.a_desc, batch, head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
+    if OF_Q:
+        tma_load(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
+    mbarrier.wait(p.b_empty.index(i), phase)
+    mbarrier.expect(p.b_full.index(i), NBYTES)
+    tiling.load_rows(p.b_desc, batch, head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
+    if OF_Q:
+        tma_load(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
+
+
+@gluon.jit
+def _as_left(p, x):
+    """A result of the tensor cores, rounded, as the left operand of the next product: the same registers."""
+    return gl.convert_layout(x.to(p.a_desc.dtype), gl.DotOperandLayout(0, tiling.accumulator(p.D), 2))
+
+
+@gluon.jit
 def _dkdv_producer(p):
     step = 0
     tile = 0
@@ -100,13 +161,13 @@ def _dkdv_producer(p):
         batch, kv_head, n = tiling.locate(p, t, p.LK, p.H // p.GROUP, p.HELD, False)
         q_start, q_len, k_start, k_len = tiling.lengths(p, batch)
         if n < k_len:
-            tiling.load_held(p, batch, kv_head, k_start, k_len, n, tile)
-            first, _full, end = tiling.query_blocks(p, n, q_len, k_len)
+            _load_held(p, batch, kv_head, k_start, k_len, n, tile)
+            first, _full, end = _query_blocks(p, n, q_len, k_len)
             for g in range(p.GROUP):
                 head = kv_head * p.GROUP + g
-                stats = batch * p.stat_stride_b + head * p.stat_stride_h + tiling.padded_start(p, q_start, batch)
+                stats = batch * p.stat_stride_b + head * p.stat_stride_h + _padded_start(p, q_start, batch)
                 for j in range(first, end):
-                    tiling.load_stage(p, batch, head, q_start, q_len, j * p.BLOCK, stats, step, True)
+                    _load_stage(p, batch, head, q_start, q_len, j * p.BLOCK, stats, step, True)
                     step += 1
             tile += 1
 
@@ -159,10 +220,10 @@ def _dkdv_block(p, k, v, s, dp, dk, dv, keys, j, j_next, full, step, AHEAD: gl.c
         s, dp = _queue_dkdv(p, k, v, step, keys, j * p.BLOCK, j < full, s_layout)
         s = warpgroup_mma_wait(1, (s,))
     probs = gl.exp2(s * p.scale_log2)
-    dv = warpgroup_mma(tiling.as_left(p, probs, tiling.accumulator(p.D)), do, dv, is_async=True)
+    dv = warpgroup_mma(_as_left(p, probs), do, dv, is_async=True)
     if not p.AHEAD:
         dp = warpgroup_mma_wait(1, (dp,))
-    dk = warpgroup_mma(tiling.as_left(p, probs * dp, tiling.accumulator(p.D)), q, dk, is_async=True)
+    dk = warpgroup_mma(_as_left(p, probs * dp), q, dk, is_async=True)
     if AHEAD:
         s, dp = _queue_dkdv(p, k, v, step + 1, keys, j_next * p.BLOCK, j_next < full, s_layout)
         dk, dv = warpgroup_mma_wait(2, (dk, dv))
@@ -183,7 +244,7 @@ def _dkdv_consumer(p, CONSUMER: gl.constexpr):
         batch, kv_head, n = tiling.locate(p, t, p.LK, p.H // p.GROUP, p.HELD, False)
         _q_start, q_len, k_start, k_len = tiling.lengths(p, batch)
         if n < k_len:
-            first, full, end = tiling.query_blocks(p, n, q_len, k_len)
+            first, full, end = _query_blocks(p, n, q_len, k_len)
             keys = n + CONSUMER * p.ROWS - (k_len - q_len) + gl.arange(0, p.ROWS, layout=gl.SliceLayout(1, s_layout))
             at = tile % p.SLOTS * p.CONSUMERS + CONSUMER
             mbarrier.wait(p.held_full.index(at), (tile // p.SLOTS) & 1)
@@ -227,11 +288,11 @@ def _dq_producer(p):
         batch, head, m = tiling.locate(p, t, p.LQ, p.H, p.HELD, True)
         q_start, q_len, k_start, k_len = tiling.lengths(p, batch)
         if m < q_len:
-            tiling.load_held(p, batch, head, q_start, q_len, m, tile)
+            _load_held(p, batch, head, q_start, q_len, m, tile)
             blocks, _full = tiling.key_blocks(p, m, p.HELD, p.BLOCK, q_len, k_len)
             for j in range(blocks):
                 n = (blocks - 1 - j) * p.BLOCK
-                tiling.load_stage(p, batch, head // p.GROUP, k_start, k_len, n, 0, step, False)
+                _load_stage(p, batch, head // p.GROUP, k_start, k_len, n, 0, step, False)
                 step += 1
             tile += 1
 
@@ -269,9 +330,7 @@ def _dq_block(p, q, do, s, dp, dq, lse, delta, n, masked, last_key, step, AHEAD:
     if not p.AHEAD:
         dp = warpgroup_mma_wait(0, (dp,))
         mbarrier.arrive(p.b_empty.index(i), count=1)
-    dq = warpgroup_mma(
-        tiling.as_left(p, probs * (dp + gl.expand_dims(delta, 1)), tiling.accumulator(p.D)), k, dq, is_async=True
-    )
+    dq = warpgroup_mma(_as_left(p, probs * (dp + gl.expand_dims(delta, 1))), k, dq, is_async=True)
     if AHEAD:
         s, dp = _queue_dq(p, q, do, step + 1, s_layout)
         dq = warpgroup_mma_wait(2, (dq,))
@@ -296,7 +355,7 @@ def _dq_consumer(p, CONSUMER: gl.constexpr):
             last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
             if p.CAUSAL:
                 last_key = gl.minimum(last_key, rows + (k_len - q_len))
-            stats = batch * p.stat_stride_b + head * p.stat_stride_h + tiling.padded_start(p, q_start, batch) + rows
+            stats = batch * p.stat_stride_b + head * p.stat_stride_h + _padded_start(p, q_start, batch) + rows
             lse = gl.load(p.lse_ptr + stats) * p.scale_log2
             delta = gl.load(p.delta_ptr + stats)
             at = tile % p.SLOTS * p.CONSUMERS + CONSUMER

@@ -1,9 +1,7 @@
-"""What the Hopper kernels of attention share: which tile comes when, which keys it sees, and TMA of its rows; and what
-the two backward kernels' producers and consumers do alike."""
+"""What the Hopper kernels of attention share: which tile comes when, which keys it sees, and TMA of its rows."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from expertile.ops.launch.versions import tma_load, tma_store
 
@@ -85,28 +83,6 @@ def mask_keys(s, n, last_key, layout: gl.constexpr):
 
 
 @gluon.jit
-def query_blocks(p, n, q_len, k_len):
-    """(first, first without a mask, end) of the blocks of queries that see keys [n, n + p.HELD)."""
-    end = (q_len + p.BLOCK - 1) // p.BLOCK
-    if p.CAUSAL:
-        # Key j is seen by the queries from j - (k_len - q_len) on.
-        first = gl.minimum(gl.maximum(n - (k_len - q_len), 0) // p.BLOCK, end)
-        seen = gl.maximum(n + p.HELD - 1 - (k_len - q_len), 0)
-        return first, gl.minimum(gl.maximum((seen + p.BLOCK - 1) // p.BLOCK, first), end), end
-    else:
-        return 0, 0, end
-
-
-@gluon.jit
-def padded_start(p, q_start, batch):
-    """Where a sequence's row statistics start: each sequence's rows are padded to multiples of STAT_PAD."""
-    if p.VARLEN:
-        return (q_start + batch * p.STAT_PAD) // p.STAT_PAD * p.STAT_PAD
-    else:
-        return 0
-
-
-@gluon.jit
 def load_rows(desc, batch, head, start, length, row, bar, dst, VARLEN: gl.constexpr):
     """TMA of a box of rows from row `row` of a sequence on; zeros past its end."""
     if VARLEN:
@@ -124,41 +100,3 @@ def store_rows(desc, batch, head, start, length, row, src, VARLEN: gl.constexpr)
         tma_store(desc, at, src)
     else:
         tma_store(desc, [batch, head, row, 0], src)
-
-
-@gluon.jit
-def load_stage(p, batch, head, start, length, row, stats, step, OF_Q: gl.constexpr):
-    """TMA of one block of what is gone over: (Q, LSE) and (dO, delta), or K and V."""
-    NBYTES: gl.constexpr = p.a_desc.block_type.nbytes + (p.lse_desc.block_type.nbytes if OF_Q else 0)
-    i = step % p.STAGES
-    phase = ((step // p.STAGES) & 1) ^ 1
-    mbarrier.wait(p.a_empty.index(i), phase)
-    mbarrier.expect(p.a_full.index(i), NBYTES)
-    load_rows(p.a_desc, batch, head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
-    if OF_Q:
-        tma_load(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
-    mbarrier.wait(p.b_empty.index(i), phase)
-    mbarrier.expect(p.b_full.index(i), NBYTES)
-    load_rows(p.b_desc, batch, head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
-    if OF_Q:
-        tma_load(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
-
-
-@gluon.jit
-def load_held(p, batch, head, start, length, row, tile):
-    """TMA of the rows that the consumers hold: K and V, or Q and dO."""
-    HELD_BYTES: gl.constexpr = p.x_desc.block_type.nbytes
-    slot = tile % p.SLOTS
-    for w in gl.static_range(p.CONSUMERS):
-        at = slot * p.CONSUMERS + w
-        mbarrier.wait(p.held_empty.index(at), ((tile // p.SLOTS) & 1) ^ 1)
-        mbarrier.expect(p.held_full.index(at), 2 * HELD_BYTES)
-        first, full = row + w * p.ROWS, p.held_full.index(at)
-        load_rows(p.x_desc, batch, head, start, length, first, full, p.x_smem.index(at), p.VARLEN)
-        load_rows(p.y_desc, batch, head, start, length, first, full, p.y_smem.index(at), p.VARLEN)
-
-
-@gluon.jit
-def as_left(p, x, d_layout: gl.constexpr):
-    """A result of the tensor cores, rounded, as the left operand of the next product: the same registers."""
-    return gl.convert_layout(x.to(p.a_desc.dtype), gl.DotOperandLayout(0, d_layout, 2))

@@ -25,6 +25,12 @@ def _common(p: Problem, device: Device) -> str | None:
     return p.not_in_words
 
 
+def _backward_refusal(p: Problem) -> str | None:
+    if p.deterministic:
+        return "adds to dQ atomically, and torch.use_deterministic_algorithms is on"
+    return "takes no gradient of LSE" if p.lse_grad else None
+
+
 def _cudnn_supports(problem: Problem, device: Device) -> str | None:
     p = problem
     if p.packed:
@@ -39,11 +45,7 @@ def _cudnn_supports(problem: Problem, device: Device) -> str | None:
 
 
 def _cudnn_supports_backward(problem: Problem, device: Device) -> str | None:
-    if problem.deterministic:
-        return "adds to dQ atomically, and torch.use_deterministic_algorithms is on"
-    if problem.lse_grad:
-        return "takes no gradient of LSE"
-    return _cudnn_supports(problem, device)
+    return _backward_refusal(problem) or _cudnn_supports(problem, device)
 
 
 def _fa2_supports(problem: Problem, device: Device) -> str | None:
@@ -53,11 +55,7 @@ def _fa2_supports(problem: Problem, device: Device) -> str | None:
 
 
 def _fa2_supports_backward(problem: Problem, device: Device) -> str | None:
-    if problem.lse_grad:
-        return "takes no gradient of LSE"
-    if problem.deterministic:
-        return "adds to dQ atomically, and torch.use_deterministic_algorithms is on"
-    return _fa2_supports(problem, device)
+    return _backward_refusal(problem) or _fa2_supports(problem, device)
 
 
 def _like(x: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
