@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from expertile.formats.quantized import changed
+
 E4M3_MAX = 448.0
 TOKEN_BLOCK = 128  # tokens that share a scale where a product sums over tokens
 
@@ -43,9 +45,8 @@ class Fp8Blocks:
 
     def to(self, device: torch.device | str | None = None) -> Fp8Blocks:
         """On another device; itself if it is there already."""
-        values, scales = self.values.to(device=device), self.scales.to(device=device)
-        same = values is self.values and scales is self.scales
-        return self if same else Fp8Blocks(values, scales, self.block)
+        moved = changed(self, lambda x: x.to(device=device))
+        return self if moved.values is self.values and moved.scales is self.scales else moved
 
     @staticmethod
     def quantize(x: torch.Tensor, block: tuple[int, int] = (1, 128), power_of_two: bool = False) -> Fp8Blocks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -31,6 +31,15 @@ class KernelLayout:
         return 2 if self.scale_dtype is None else self.scale_dtype.itemsize
 
 
+def _fields(weight: Any) -> dict[str, Any]:
+    return {f.name: getattr(weight, f.name) for f in fields(weight)}
+
+
+def changed(weight: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A quantised weight, `Fp8Blocks` too, with `change` made to each of its tensors."""
+    return replace(weight, **{n: change(x) for n, x in _fields(weight).items() if isinstance(x, torch.Tensor)})
+
+
 class QuantizedWeight:
     """The weights of all experts, [G, N, K] values, as the kernels of `ops.weight_only_mm` read them; a format is a
     frozen dataclass of this kind.
@@ -50,7 +59,7 @@ class QuantizedWeight:
         return f"{type(self).__name__}({list(self.shape)}, device={self.device})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(self._fields().values())
+        return type(self), tuple(_fields(self).values())
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -66,7 +75,7 @@ class QuantizedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together, those of padding too."""
-        return sum(x.nbytes for x in self._fields().values() if isinstance(x, torch.Tensor))
+        return sum(x.nbytes for x in _fields(self).values() if isinstance(x, torch.Tensor))
 
     @property
     def device(self) -> torch.device:
@@ -90,11 +99,11 @@ class QuantizedWeight:
 
     def part(self, first: int, last: int) -> Self:
         """Experts first … last - 1: views."""
-        return self._changed(lambda x: x[first:last])
+        return changed(self, lambda x: x[first:last])
 
     def to(self, device: torch.device | str | None = None) -> Self:
         """On another device; itself if it is there already."""
-        moved = self._changed(lambda x: x.to(device=device))
+        moved = changed(self, lambda x: x.to(device=device))
         return self if moved.packed is self.packed and moved.scales is self.scales else moved
 
     def check_numbers(self, dtype: torch.dtype) -> None:
@@ -136,12 +145,6 @@ class QuantizedWeight:
         zeros = [w.zeros for w in weights if w.zeros is not None]
         joined = torch.cat(zeros, scale_dim) if zeros else None
         return cls.of_tensors(packed, torch.cat(scales, scale_dim), joined, weights[0].group_size, weights[0].shape[2])
-
-    def _fields(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-
-    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
-        return type(self)(**{n: change(x) if isinstance(x, torch.Tensor) else x for n, x in self._fields().items()})
 
     def _check_place(self) -> None:
         """ValueError unless all tensors are contiguous and on one device."""

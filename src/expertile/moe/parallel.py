@@ -22,7 +22,7 @@ the plan. A weight's gradient is complete on the rank that holds it: do not all-
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from expertile.formats.quantized import changed
 from expertile.moe._members import Members
 from expertile.moe._parallel_mlp import parallel_mlp
 from expertile.moe._placement import Placement
@@ -149,8 +150,7 @@ class ExpertParallel:
     def shard(self, weight: Any) -> Any:
         """This rank's part, views, of a tensor or quantised weight with all experts as its first dimension."""
         if not isinstance(weight, torch.Tensor):
-            tensors = {f.name: getattr(weight, f.name) for f in fields(weight)}
-            return replace(weight, **{n: self.shard(t) for n, t in tensors.items() if isinstance(t, torch.Tensor)})
+            return changed(weight, self.shard)
         if weight.dim() < 1 or weight.shape[0] != self.config.num_experts:
             raise ValueError(f"weight: expected {self.config.num_experts} experts first, got {list(weight.shape)}")
         return weight[self.experts.start : self.experts.stop]
@@ -265,13 +265,11 @@ def require_ordered(combine: str) -> None:
 
 def _with_one(weight: Any) -> Any:
     """The weight of no experts [0, …] with one of zeros, which gets no rows: no product meets an empty weight."""
-    if isinstance(weight, torch.Tensor):
-        return torch.cat([weight, weight.new_zeros((1, *weight.shape[1:]))])
     if weight is None:
         return None
-    tensors = {f.name: getattr(weight, f.name) for f in fields(weight)}
-    zeros = {n: t.new_zeros((1, *t.shape[1:])) for n, t in tensors.items() if isinstance(t, torch.Tensor)}
-    return replace(weight, **zeros)
+    if isinstance(weight, torch.Tensor):
+        return torch.cat([weight, weight.new_zeros((1, *weight.shape[1:]))])
+    return changed(weight, _with_one)
 
 
 def process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
