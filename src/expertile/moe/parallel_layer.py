@@ -70,30 +70,6 @@ class ExpertParallelMoE(MoE):
             raise ValueError("moe: expected experts that are not quantised; ExpertParallel.mlp takes quantised ones")
         if moe.batch_invariant:
             require_ordered(combine)
-        super().__init__(
-            moe.hidden_size,
-            moe.intermediate_size,
-            activation=moe.activation,
-            interleaved=moe.interleaved,
-            bias=moe.gate_up_bias is not None,
-            router_bias=moe.router_bias is not None,
-            router_dtype=moe.router_dtype,
-            shared_intermediate_size=moe.shared_intermediate_size,
-            batch_invariant=moe.batch_invariant,
-            device="meta",
-            dtype=gate_up.dtype,
-            **asdict(moe.config),
-        )
-        config = ParallelConfig(
-            moe.config.num_experts,
-            moe.config.columns,
-            moe.hidden_size,
-            gate_up.dtype,
-            chunks,
-            combine,
-            max_tokens,
-            capacity,
-        )
         layer = {
             **asdict(moe.config),
             "activation": moe.activation,
@@ -101,6 +77,18 @@ class ExpertParallelMoE(MoE):
             "intermediate_size": moe.intermediate_size,
             "batch_invariant": moe.batch_invariant,
         }
+        super().__init__(
+            moe.hidden_size,
+            bias=moe.gate_up_bias is not None,
+            router_bias=moe.router_bias is not None,
+            router_dtype=moe.router_dtype,
+            shared_intermediate_size=moe.shared_intermediate_size,
+            device="meta",
+            dtype=gate_up.dtype,
+            **layer,
+        )
+        experts, slots, hidden = self.config.num_experts, self.config.columns, self.hidden_size
+        config = ParallelConfig(experts, slots, hidden, gate_up.dtype, chunks, combine, max_tokens, capacity)
         self.parallel = ExpertParallel(config, group, timeout=timeout, settings=layer)
         self.replicas = None if replicas is None else Members(process_group(replicas), timeout)
         if self.replicas is not None:
@@ -111,12 +99,8 @@ class ExpertParallelMoE(MoE):
                 parameter = nn.Parameter(part, requires_grad=parameter.requires_grad)
             setattr(self, name, parameter)
         self.correction_bias = moe.correction_bias
-        self.expert_state = ExpertState(
-            config.num_experts,
-            self.parallel.experts,
-            self.parallel.group,
-            group if isinstance(group, DeviceMesh) else None,
-        )
+        mesh = group if isinstance(group, DeviceMesh) else None
+        self.expert_state = ExpertState(experts, self.parallel.experts, self.parallel.group, mesh)
         follow(self)
         guard_ddp(ExpertParallelMoE)
 
