@@ -20,8 +20,8 @@ from expertile.lab.measure.environment import package_version
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.lab.report.rows import by
+from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.tuned import package_folder, user_folder
 
@@ -81,19 +81,15 @@ def _grouped(device: Device) -> Table:
     table = Table(
         "backend", "forward", "dgrad", "wgrad", "what it is", title="grouped_mm, bfloat16, K = 2048, N = 1536"
     )
-    probes = _probes(device)
-    for backend in BACKENDS:
-        able = [backend.supports(problem, device) is None for problem in probes.values()]
-        cells = ["[green]✓[/green]" if yes else "[red]✗[/red]" for yes in able]
+    for backend, reasons in _probed(device):
+        cells = ["[green]✓[/green]" if reason is None else "[red]✗[/red]" for reason in reasons]
         table.add_row(backend.name, *cells, backend.summary + (" (peer)" if backend.peer else ""))
     return table
 
 
 def _standings(device: Device) -> Iterator[Standing]:
     """grouped_mm on the three products of a training step, every other operator on the workloads of its presets."""
-    probes = _probes(device)
-    for backend in BACKENDS:
-        reasons = [backend.supports(problem, device) for problem in probes.values()]
+    for backend, reasons in _probed(device):
         yield _standing("grouped_mm", backend.name, backend.peer, reasons)
     workloads = by((workload for build in presets().values() for workload in build()), lambda w: w.op)
     for operator in operators().values():
@@ -133,13 +129,14 @@ def _limits(device: Device) -> list[str]:
     return lines
 
 
-def _probes(device: Device) -> dict[str, Problem]:
-    """The three products of an expert layer's training step, with Linear-layout weights."""
+def _probed(device: Device) -> list[tuple[Backend, list[str | None]]]:
+    """Why each backend does not compute forward, dgrad and wgrad of an expert layer, with Linear-layout weights."""
     sizes, k, n = (128,) * 8, 2048, 1536
-    workloads = {
-        "forward": ragged_m("forward", "", sizes, k, n, "bf16"),
-        "dgrad": ragged_m("dgrad", "", sizes, n, k, "bf16", b_layout="kn"),
-        "wgrad": wgrad("wgrad", "", sizes, k, n, "bf16"),
-    }
+    workloads = (
+        ragged_m("forward", "", sizes, k, n, "bf16"),
+        ragged_m("dgrad", "", sizes, n, k, "bf16", b_layout="kn"),
+        wgrad("wgrad", "", sizes, k, n, "bf16"),
+    )
     # The library sees offs on the device only, so the probe does not know the sizes either.
-    return {name: w.problem(device.kind).with_sizes(None) for name, w in workloads.items()}
+    problems = [w.problem(device.kind).with_sizes(None) for w in workloads]
+    return [(backend, [backend.supports(problem, device) for problem in problems]) for backend in BACKENDS]

@@ -7,8 +7,8 @@ were rearranged before ("expertile-arranged").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -62,12 +62,8 @@ def operator(definition: Definition, tasks: Sequence[Task]) -> Operator:
         run, arguments = definition.reference(), given(w, inputs)
         return lambda: _outputs(definition, run(**arguments))
 
-    def ours(w: Workload, inputs: Inputs) -> Call:
-        arguments = given(w, inputs)
-        return lambda: (kind.compute(**arguments),)
-
-    def arranged(w: Workload, inputs: Inputs) -> Call:
-        arguments = (kind.arranged or dict)(given(w, inputs))
+    def ours(w: Workload, inputs: Inputs, arranged: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Call:
+        arguments = arranged(given(w, inputs))
         return lambda: (kind.compute(**arguments),)
 
     @cache
@@ -77,7 +73,7 @@ def operator(definition: Definition, tasks: Sequence[Task]) -> Operator:
     rivals = [Rival(REFERENCE, as_given, graph=kind.capturable), Rival(OURS, ours, peer=False)]
     if kind.arranged is not None:
         how = {"weights": "gate first, before timing"}
-        rivals.append(Rival(ARRANGED, arranged, peer=False, config=how))
+        rivals.append(Rival(ARRANGED, partial(ours, arranged=kind.arranged), peer=False, config=how))
     return Operator(
         definition.op_type,
         make,

@@ -3,6 +3,7 @@ index, and the style and script that they share. Sections of a run are in `secti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -37,20 +38,15 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], charts: Sequence[MemoryCh
     seen = [*(run.backends for run in everything), *(chart.backends for chart in charts)]
     names = list(dict.fromkeys(name for backends in seen for name in backends))
     timed = {row.backend for row in rows if row.timed} | {name for chart in charts for name in chart.backends}
-    titles = [f"{run.device}: {', '.join(run.presets)}" for run in here]
-    links = [
-        (f"run-{index}", f"{title} (run {run.name})" if titles.count(title) > 1 else title)
-        for index, (run, title) in enumerate(zip(here, titles, strict=True), start=1)
-    ]
-    links += [
-        (f"shipped-{index}", f"{run.device}, {run.day} (elsewhere): {', '.join(run.presets)}")
-        for index, run in enumerate(shipped, start=1)
-    ]
-    own = [sections.of_run(run, f"run-{index}", figures, "") for index, run in enumerate(here, start=1)]
+    own = {f"run-{index}": run for index, run in enumerate(here, start=1)}
+    others = {f"shipped-{index}": run for index, run in enumerate(shipped, start=1)}
+    titles = {anchor: f"{run.device}: {', '.join(run.presets)}" for anchor, run in own.items()}
+    alike = Counter(titles.values())
+    links = [(a, f"{title} (run {own[a].name})" if alike[title] > 1 else title) for a, title in titles.items()]
+    links += [(a, f"{run.device}, {run.day} (elsewhere): {', '.join(run.presets)}") for a, run in others.items()]
+    sections_here = [sections.of_run(run, anchor, figures, "") for anchor, run in own.items()]
     memory = sections.memory(charts, figures, names)
-    others = [
-        sections.of_run(run, f"shipped-{index}", figures, elsewhere(run)) for index, run in enumerate(shipped, start=1)
-    ]
+    sections_elsewhere = [sections.of_run(run, anchor, figures, elsewhere(run)) for anchor, run in others.items()]
     return charted(
         "report.html",
         f"expertile: {listed(list(dict.fromkeys(run.device for run in here))) or 'no records'}",
@@ -61,9 +57,9 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], charts: Sequence[MemoryCh
         next((run.policies[0] for run in everything), "graph"),
         shared=shared,
         links=links,
-        here=own,
+        here=sections_here,
         memory=memory,
-        elsewhere=others,
+        elsewhere=sections_elsewhere,
         note=NOTE,
     )
 
