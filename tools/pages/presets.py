@@ -28,16 +28,10 @@ def headline(records: Iterable[Record]) -> str:
     parts = [_headline_table(group) for group in _by_backends(found)]
     fused = [operator_table(group) for group in _by_backends([run for run in every if not _grouped(run)])]
     details = []
-    for run in found:
-        policy = run.policies[0]
-        for preset in run.presets:
-            contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
-            if contests:
-                details += [
-                    f"**{cell(preset)}**: {cell(run.device)}, {cell(run.day)}, "
-                    f"{POLICY_NAMES.get(policy, cell(policy))}, run `{cell(run.name)}`",
-                    _workload_table(contests),
-                ]
+    for run, preset, contests in _raced(found):
+        policy = POLICY_NAMES.get(run.policies[0], cell(run.policies[0]))
+        where = f"{cell(run.device)}, {cell(run.day)}, {policy}, run `{cell(run.name)}`"
+        details += [f"**{cell(preset)}**: {where}", _workload_table(contests)]
     if details:
         parts.append("<details><summary>Every workload</summary>")
         parts += [*details, "</details>"]
@@ -54,38 +48,42 @@ def _by_backends(found: Sequence[Run]) -> list[list[Run]]:
     return list(by(found, lambda run: (run.device, run.policies[0])).values())
 
 
+def _raced(found: Sequence[Run]) -> list[tuple[Run, str, list[Contest]]]:
+    """(run, preset, contests with a time) of each preset, under the run's first policy."""
+    presets = [(run, preset, run.contests_of(run.policies[0], preset)) for run in found for preset in run.presets]
+    ranked = ((run, preset, [c for c in contests if c.ranked]) for run, preset, contests in presets)
+    return [(run, preset, contests) for run, preset, contests in ranked if contests]
+
+
 def _headline_table(group: Sequence[Run]) -> str:
-    policy = group[0].policies[0]
-    standings = {
-        (run.name, preset): relative_speed(run.contests_of(policy, preset)) for run in group for preset in run.presets
-    }
-    names = sorted(
-        {name for standing in standings.values() for name in standing},
-        key=lambda name: (-sum(standing.get(name, (0.0, 0))[0] for standing in standings.values()), name),
-    )
+    """A line for each preset; the backends from the fastest on."""
+    raced = [(preset, contests, relative_speed(contests)) for _, preset, contests in _raced(group)]
+    sums: dict[str, float] = {}
+    for _, _, speeds in raced:
+        for name, (speed, _) in speeds.items():
+            sums[name] = sums.get(name, 0.0) + speed
+    names = sorted(sums, key=lambda name: (-sums[name], name))
+    body = []
+    for preset, contests, speeds in raced:
+        best = max((speed for speed, count in speeds.values() if count == len(contests)), default=None)
+        cells = [_speed(*speeds.get(name, (0.0, 0)), len(contests), best) for name in names]
+        shares = percents([contest.best.share for contest in contests if contest.best and contest.best.share])
+        body.append([cell(preset), str(len(contests)), *cells, shares])
     lead = (
         f"Recorded on {source(group)}. Speed of each backend relative to the fastest one on the same "
         "workload in the same run, geometric mean; in brackets how many workloads it could run, where not all."
     )
-    body = []
-    for run in group:
-        for preset in run.presets:
-            contests = [contest for contest in run.contests_of(policy, preset) if contest.ranked]
-            if not contests:
-                continue
-            standing = standings[run.name, preset]
-            full = [speed for speed, count in standing.values() if count == len(contests)]
-            cells = []
-            for name in names:
-                speed, count = standing.get(name, (0.0, 0))
-                text = f"{speed:.2f}" if count else MISSING
-                if count == len(contests) and speed == max(full):
-                    text = f"**{text}**"
-                cells.append(text + (f" ({count})" if 0 < count < len(contests) else ""))
-            cells.append(percents([c.best.share for c in contests if c.best and c.best.share]))
-            body.append([cell(preset), str(len(contests)), *cells])
     header = ["preset", "workloads", *(f"`{cell(name)}`" for name in names), "fastest, of bound"]
     return f"{lead}\n\n{markdown_table(header, body, left=1)}"
+
+
+def _speed(speed: float, count: int, total: int, best: float | None) -> str:
+    """A relative speed on `count` of `total` workloads, bold where it is the best on all of them."""
+    if not count:
+        return MISSING
+    if count < total:
+        return f"{speed:.2f} ({count})"
+    return f"**{speed:.2f}**" if speed == best else f"{speed:.2f}"
 
 
 def _workload_table(contests: Sequence[Contest]) -> str:

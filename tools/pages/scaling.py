@@ -70,17 +70,15 @@ def scaling_svg(records: Iterable[Record]) -> dict[str, str]:
     """
     records = list(records)
     found: dict[str, str] = {}
-    run = newest(records, "scaling")
-    for policy in run.policies if run else ():
-        assert run is not None
-        for sweep in sweeps(run, policy):
+    if run := newest(records, "scaling"):
+        for policy in run.policies:
             first = policy == run.policies[0]
-            if first or sweep.axis == "tokens":
-                found[f"{sweep.name}-{sweep.axis}" + ("" if first else f"-{policy}")] = _sweep_svg(sweep, run, policy)
-    run = newest(records, "skew")
-    cases = skew_cases(run) if run else []
-    if run and cases:
-        found["skew"] = _skew_svg(cases, run)
+            for sweep in sweeps(run, policy):
+                if first or sweep.axis == "tokens":
+                    name = f"{sweep.name}-{sweep.axis}" + ("" if first else f"-{policy}")
+                    found[name] = _sweep_svg(sweep, run, policy)
+    if (skewed := newest(records, "skew")) and (cases := skew_cases(skewed)):
+        found["skew"] = _skew_svg(cases, skewed)
     return found
 
 
