@@ -18,7 +18,7 @@ from expertile.lab.report.rows import Row
 from expertile.lab.report.units import cell, listed, markdown_table, times
 from tools.pages.headline_chart import Bar, chart
 from tools.pages.presets import headline
-from tools.pages.recorded import KERNELS, NOT_MEASURED
+from tools.pages.recorded import KERNELS, NOT_MEASURED, counts
 
 THEMES = ("light", "dark")
 
@@ -128,7 +128,7 @@ class Standing:
 
 def standings(records: Iterable[Record], gpu: str) -> list[Standing]:
     """One for each job that a run on `gpu` has timed, under CUDA-graph replay; in the order of `JOBS`."""
-    here = [r for r in records if r.env.gpu == gpu and r.policy == "graph"]
+    here = [r for r in records if r.env.gpu == gpu and r.policy == "graph" and counts(r.workload)]
     found = (_standing(job, here) for job in JOBS)
     return [standing for standing in found if standing is not None]
 

@@ -17,7 +17,7 @@ from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest
 from expertile.lab.report.rows import rows
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, micros, percent, significant
-from tools.pages.recorded import OURS, recorded, to_ours
+from tools.pages.recorded import OURS, counts, recorded, to_ours
 
 PRESETS = ("moe-decode", "moe-sonic")
 _COMPILED = ("torch.compile", "torch.compile-index-add")
@@ -54,15 +54,11 @@ def measured(records: Sequence[Record], preset: str) -> list[Measured]:
     return found
 
 
-def _shown(workload: Workload) -> bool:
-    return not workload.name.startswith("small")
-
-
 def _decode(found: Sequence[Measured]) -> list[str]:
     body, sources = [], []
     for workload, contest in found:
         ours, (tokens, _, _, experts, _) = contest.timed(OURS), size(workload)
-        if ours is None or not _shown(workload):
+        if ours is None or not counts(workload.name):
             continue
         sources.append(ours)
         copy = contest.timed("copy")
@@ -107,7 +103,7 @@ def _sonic(found: Sequence[Measured]) -> list[str]:
     by_name = {workload.name: contest for workload, contest in found}
     body, sources = [], []
     for workload, contest in found:
-        if workload.name.endswith(_TRAIN) or not _shown(workload):
+        if workload.name.endswith(_TRAIN) or not counts(workload.name):
             continue
         both = (contest, by_name[workload.name + _TRAIN])
         timed = [ours for each in both if (ours := each.timed(OURS))]

@@ -10,7 +10,7 @@ from expertile.lab.race.record import Record
 from expertile.lab.report.contest import Contest, Run, relative_speed, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import MISSING, cell, markdown_table, micros, percent, rate, times
-from tools.pages.recorded import percents, versions
+from tools.pages.recorded import counts, percents, versions
 
 _OTHER_RACES = {"ladder", "diagnose", "tune", "auto"}
 AUTO = "expertile-auto"
@@ -21,7 +21,7 @@ def headline(records: Iterable[Record]) -> str:
     """The headline of the results page: a table of presets × backends, and every workload below it, ready to paste.
     Only ratios within one run are averaged, of the graph policy where a run has it. The ladder, diagnostics and tuning
     have pages of their own and are left out. Presets of other operators have a table of a line each."""
-    every = tuple(run for run in runs(records) if not set(run.presets) & _OTHER_RACES)
+    every = tuple(run for run in runs(r for r in records if counts(r.workload)) if not set(run.presets) & _OTHER_RACES)
     if not every:
         return "No records: nothing was measured."
     found = tuple(run for run in every if _grouped(run))

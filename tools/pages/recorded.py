@@ -21,6 +21,11 @@ def shipped(presets: Iterable[str], slug: str, root: str | Path | None = None) -
     return [r for name in presets for path in sorted(folder.glob(f"????-??-??-{name}.jsonl")) for r in read(path)]
 
 
+def counts(workload: str) -> bool:
+    """Whether a workload counts in a table: one named `small` is there for CPUs, and would flatter a mean."""
+    return not workload.rpartition("/")[2].startswith("small")
+
+
 def by_name(records: Sequence[Record]) -> Times:
     """Of records of one name the last counts."""
     return {(r.op, r.workload, r.backend, r.policy): r for r in records}

@@ -58,6 +58,10 @@ def test_other_gpus_eager_calls_and_weight_gradients_are_left_out():
     assert only([*found, *contest("wgrad-a", 10e-6, 1e-6)]).ratios == (2.0,)
 
 
+def test_what_is_there_for_cpus_does_not_count():
+    assert only([*contest("a", 10e-6, 20e-6), *contest("small-train", 1e-6, 9e-6)]).ratios == (2.0,)
+
+
 def test_auto_alone_is_ours_where_it_was_raced_and_what_choosing_lost_is_said():
     records = [
         record("auto", 10e-6, preset="auto"),
