@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from expertile.lab.measure.interleaved import Budget, Failure, TimedCall, time_interleaved
+from expertile.lab.measure.interleaved import Budget, Failure, time_interleaved
 from expertile.lab.measure.stats import median_ci95
 from expertile.moe import MoE
 from expertile.ops.grouped_mm.api import grouped_mm
@@ -74,7 +74,7 @@ def compare(device: torch.device, rounds: int, sets: int, make: Callable[[], Cal
     """Both in turn, round by round; or the "error"."""
     try:
         timed = time_interleaved(
-            [TimedCall(name, call) for name, call in make().items()],
+            make(),
             policy="graph" if device.type == "cuda" else "eager",
             device=device,
             num_sets=sets,

@@ -196,7 +196,8 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
 
 def _queue(p: ScaledProblem, o: Operands, config: Config, out: torch.Tensor) -> None:
     with torch.cuda.device(out.device):
-        maps = _maps(p, o, config, _side_by_side(o.scale_a), out)
+        scale_a = _side_by_side(o.scale_a)  # named: what TMA reads must outlive the launch
+        maps = _maps(p, o, config, scale_a, out)
         tensors = (o.offs, o.scale_b, out, tile_counter(config.dynamic, out))
         sizes = (p.groups, p.n, p.k, *p.scale_b_strides, out.stride(0) * 2)
         groups, k_blocks = power_of_two(p.groups), power_of_two(p.k_blocks, 64)
