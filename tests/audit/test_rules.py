@@ -272,11 +272,23 @@ def test_what_the_text_leaves_out_can_be_given():
         ("On an A100 in bf16 the kernel runs at 400 TFLOPS.\n\nThe V100 is slower.", ["question"]),
         ("A100 80GB: device memory bandwidth 2900 GB/s\n\nThe V100 is slower.", ["question"]),
         ("On an A100 in bf16 we expect about 400 TFLOPS.", ["question"]),
+        (
+            "On an A100 in bf16 the kernel runs at 400 TFLOPS.\n\nThat is more than the peak: skipped tiles count.",
+            ["question"],
+        ),
+        ("A100 80GB: device memory bandwidth 2900 GB/s\n\nUp to 32 MB the buffer fits in the L2.", ["question"]),
     ],
-    ids=["certain", "close", "two GPUs", "memory of two", "about"],
+    ids=["certain", "close", "two GPUs", "memory of two", "about", "skipped", "cached"],
 )
 def test_a_peak_accuses_where_nothing_else_can_be_meant(text, verdict):
     assert [f.verdict for f in audit_text(text).findings] == verdict
+
+
+@pytest.mark.parametrize("power", ["2\\ :sup:`20`", "2<sup>20</sup>", "2^20"])
+def test_raised_digits_are_a_power(power):
+    for size, accused in (("8.39", 0), ("16.8", 1)):
+        found = audit_text(f"The array takes {power} x 8 bytes = {size} MB on the A100.", "x.rst").accusations
+        assert len(found) == accused, found
 
 
 @pytest.mark.parametrize(("rate", "accused"), [("12", 1), ("687", 0), ("344", 0)])

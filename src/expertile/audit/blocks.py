@@ -1,8 +1,9 @@
 """What a report consists of, whatever its format: headings, text, tables; every part knows its lines."""
 
+import csv
 import itertools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,44 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        table, used = _ruled(lines, i) or _separated(lines, i) or _matrix(lines, i) or _aligned(lines, i) or (None, 1)
+        table, used = (
+            _directive(lines, i)
+            or _ruled(lines, i)
+            or _separated(lines, i)
+            or _matrix(lines, i)
+            or _aligned(lines, i)
+            or (None, 1)
+        )
         if table or not blocks or blocks[-1].table:
             blocks.append(Block("code", table=table))
         blocks[-1].lines += [] if table else [lines[i]]
         i += used
     return [b for b in blocks if b.table or b.text.strip()]
+
+
+def _directive(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """A csv-table or list-table of reStructuredText."""
+    kind = re.match(r"( *)\.\. (csv|list)-table::", lines[i].text)
+    if not kind:
+        return None
+    body = list(itertools.takewhile(lambda n: not n.text.strip() or n.text.startswith(kind[1] + " "), lines[i + 1 :]))
+    rows: list[list[tuple[int, str]]] = []
+    for line in body:
+        header = re.match(r"\s*:header: *(.*)", line.text)
+        item = re.match(r"\s*(\*)? *- ?(.*)", line.text)
+        if kind[2] == "csv" and (header or (line.text.strip() and not re.match(r"\s*:", line.text))):
+            cells = next(csv.reader([header[1] if header else line.text.strip()], skipinitialspace=True))
+            rows.append([(line.number, c.strip()) for c in cells])
+        elif kind[2] == "list" and item:
+            rows += [[]] if item[1] or not rows else []
+            rows[-1].append((line.number, item[2].strip()))
+    rows = [row for row in rows if len(row) == len(rows[0])]
+    if len(rows) < 2:
+        return None
+    head, *held = ([text for _, text in row] for row in rows)
+    where = tuple(tuple(number for number, _ in row) for row in rows[1:])
+    found = table_of(head, [(at[0], cells) for at, cells in zip(where, held, strict=True)], rows[0][0][0])
+    return replace(found, lines=where), len(body) + 1
 
 
 def _header_ok(header: list[str]) -> bool:
@@ -133,9 +166,12 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
     found: list[tuple[Table, int]] = []
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
-        header = split.split(lines[i].text.lstrip("#").strip())
+        head = re.sub(r"(?<=\S) (?=Metric (?:Unit|Value)\b)", "  ", lines[i].text)  # of Nsight Compute
+        header = split.split(head.lstrip("# ").strip())
         # Two columns are a table where the second has a unit.
-        if len(header) == 2 and not re.fullmatch(r"(?i)speed-?up|tflops|gb/s|tok(?:ens)?/s|.*\(.+\)", header[1]):
+        if len(header) == 2 and not re.fullmatch(
+            r"(?i)speed-?up|tflops|gb/s|tok(?:ens)?/s|[mµun]?s|sec|[KMG]i?B|.*\(.+\)", header[1]
+        ):
             continue
         # The rows' names may have no heading.
         first = split.split(lines[i + 1].text.strip()) if i + 1 < len(lines) else []
@@ -144,9 +180,9 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
         if len(header) < 2 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
             continue
         rows: list[tuple[int, list[str]]] = []
-        used = 1
+        used, end, between = 1, 1, False
         # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
-        below = lines[i + 1].text.lstrip("#").strip() if i + 1 < len(lines) else ""
+        below = lines[i + 1].text.lstrip("# ").strip() if i + 1 < len(lines) else ""
         if below and all(re.fullmatch(r"\([^()]*\)", u) for u in below.split()):
             used, at, ends = 2, 0, list[int]()
             for name in header:
@@ -162,11 +198,28 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
                 cells = cells[1:]
             if text and not _RULE.match(text):
                 if len(cells) != len(header) or sum(map(is_numeric, cells)) * 2 < len(cells):
-                    break
-                rows.append((line.number, cells))
+                    # One line may stand between two rows.
+                    if between or not rows or len(header) < 4:
+                        break
+                    between = True
+                else:
+                    end, between = used + 1, False
+                    rows.append((line.number, cells))
             elif rows and not text:
                 break
             used += 1
+        used = end
         if rows and used <= 3 * len(rows) + 3:
             found.append((table_of(header, rows, lines[i].number), used))
     return max(found, key=lambda each: len(each[0].rows), default=None)
+
+
+def sections_of(blocks: list[Block]) -> list[tuple[int, ...]]:
+    """For every block the headings above it, outermost first."""
+    stack: list[int] = []
+    found = []
+    for index, block in enumerate(blocks):
+        if block.kind == "heading":
+            stack = [*(s for s in stack if blocks[s].level < block.level), index]
+        found.append(tuple(stack))
+    return found

@@ -4,16 +4,39 @@ import re
 from dataclasses import dataclass, replace
 
 from expertile.audit.facts import BITS, facts
-from expertile.audit.finding import ACCUSATIONS, QUESTION, VERDICTS, Finding
+from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, limits, peaks, solve, tables, told, totals
+from expertile.audit.rules import (
+    claims,
+    directions,
+    equations,
+    limits,
+    peaks,
+    powers,
+    shared,
+    solve,
+    spoken,
+    tables,
+    told,
+    totals,
+    wide,
+)
 from expertile.device import Device
 
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns),
     *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
-    *(claims.ranges, claims.failed_checks, claims.attention_share),
+    *(
+        claims.ranges,
+        claims.failed_checks,
+        claims.attention_share,
+        wide.wide,
+        spoken.spoken,
+        powers.powers,
+        directions.directions,
+        shared.shared,
+    ),
 )
 
 
@@ -42,7 +65,8 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
         report = Report(text, name, given)
     except RecursionError:
         raise ValueError(f"{name or 'standard input'}: expected a report, got data nested too deeply") from None
-    found = [_voiced(finding, report.lines) for rule in RULES for finding in rule(report)]
+    explained = _EXPLAINED.search(text) is not None
+    found = [_voiced(finding, report.lines, explained) for rule in RULES for finding in rule(report)]
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))
 
@@ -59,14 +83,28 @@ def _given(gpu: str, dtype: str, shape: str) -> str:
 
 
 _HEDGED = re.compile(
-    r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|assum)"
+    r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|"
+    r"about|roughly|around|nearly|almost|circa|some \d|would|assum|times \d)|"
+    r"\?[!?*_\"')]*(?:\s|$)"
 )
 
 
-def _voiced(f: Finding, lines: list[str]) -> Finding:
-    """`f` as a question where its line says that the figures were not measured."""
+# What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
+_EXPLAINED = re.compile(
+    r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
+    r"sparsity|\b2:4\b|counted as if|(?:as if|equivalent to) dense|infinity cache|cache-resident|"
+    r"(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
+    r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
+)
+
+
+def _voiced(f: Finding, lines: list[str], explained: bool) -> Finding:
+    """`f` as a question where its line says that the figures were not measured, or, of a figure above a limit, the text
+    that it knows of such figures."""
     said = lines[f.line - 1] if 0 < f.line <= len(lines) else ""
-    return replace(f, verdict=QUESTION) if f.verdict in ACCUSATIONS and _HEDGED.search(said) else f
+    above = f.verdict == IMPOSSIBLE or f.rule == "limit"
+    hedged = _HEDGED.search(said) or (above and explained)
+    return replace(f, verdict=QUESTION) if f.verdict in ACCUSATIONS and hedged else f
 
 
 def _causes(found: list[Finding]) -> list[Finding]:

@@ -20,6 +20,8 @@ _NAMES = {
     "experts": r"(?i:(?:num|n|number of)?[ _]?experts|num_local_experts)|E",
     "topk": r"(?i:top[ _-]?k)",
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
+    "in_len": r"(?i:(?:--)?(?:random[_-])?(?:input|prompt)[ _-]len(?:gth)?|isl)",
+    "out_len": r"(?i:(?:--)?(?:random[_-])?(?:output|gen)[ _-]len(?:gth)?|osl|max[_-]new[_-]tokens)",
     "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|world[ _]size|tp|"
     r"tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
@@ -60,7 +62,7 @@ _COUNTED = {
     "size": re.compile(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
     "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
-        r"(?<![.,\d])\b(\d{1,5}) ?(?:(?:[x×*] ?-?|(?=[AHB]\d{2,3}s?\b))"
+        r"(?<![.,\d])\b(\d{1,5}) ?(?:(?:[x×*] ?-?|(?=(?:[AHBLV]\d{2,3}[A-Z]?|T4|L4)s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
         r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b|\bn[Gg]pus (\d+)"
     ),
@@ -69,8 +71,9 @@ _COUNTED = {
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
-    r"rank|tokens|layers|elem|floats|matmul|gemm|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHB]\d"
+    r"rank|tokens|layers|elem|floats|matmul|gemm|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
 )
+_LENGTHS = re.compile(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new")
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
@@ -83,7 +86,7 @@ _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 
 # A word that names a number format, and phrases of several words.
 FORMATS = (
-    ("fp4", r"(?:nv|mx)?fp4|float4|e2m1"),
+    ("fp4", r"(?:nv|mx)?fp4|e2m1"),
     ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
     ("fp8", r"(?:mx)?fp8|float8|e4m3\w*|e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
@@ -103,7 +106,8 @@ _SPLIT = re.compile(r"[^a-z0-9]+")
 
 
 _NOT_IN = re.compile(
-    r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)"
+    r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
+    r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*"
 )
 
 
@@ -143,7 +147,7 @@ class Facts:
 DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
 DIGITS |= {"eighteen": "18"}
 _SPELLED = re.compile(
-    rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|[AHB]\d{{2,3}}s?\b))|"
+    rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|(?:[AHBLV]\d{{2,3}}[A-Z]?|T4|L4)s?\b))|"
     rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"
 )
 
@@ -175,8 +179,11 @@ def facts(text: str) -> Facts:
             for name in re.findall(r"[mnk]", m["names"].lower()):
                 stated.setdefault(name, []).append(_int(m["v"]))
         worded = bool(_WORDED.search(text))
+        lengths = _LENGTHS.search(text)
         for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
             for name, pattern in forms.items() if may_be else ():
+                if name in ("in_len", "out_len") and not lengths:
+                    continue
                 values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):

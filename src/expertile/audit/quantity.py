@@ -46,7 +46,8 @@ _BOUND = re.compile(
     r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
-    rf"(?<![\w.^])(?<!\d[-–,])(?<![A-Za-z][-/])(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range>(?P<k>[kKM]?) ?(?:-|–|—|to|"
+    rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"
+    rf"(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range>(?P<k>[kKM]?) ?(?:-|–|—|to|"
     rf"\.\.\.?) ?(?P<b>{NUMBER})(?=(?P=k)))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
 _LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
@@ -75,6 +76,7 @@ _GLOSSARY = (
 _CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
 _TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
 _TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
+_ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _WIDE = str.maketrans(
@@ -88,6 +90,7 @@ def clean(text: str) -> str:
     if _HAN.search(text):
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
+    text = _ONE_OF.sub("1.00 ", text)
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text
@@ -131,7 +134,7 @@ _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
 _LIST = re.compile(
-    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus) |"
+    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of) |"
     rf"(?:{NUMBER} ?/ ?){{2,}})$"
 )
 _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
@@ -139,6 +142,7 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
+_THINGS_OF = re.compile(r"[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
     r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
@@ -183,7 +187,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
         own = _price(text, m.end()) if priced and not (by_key and by_key.kind.startswith("$/")) else own
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
-            own = replace(own[0], kind={"tokens": "token/item", "time": "s_per_item"}[own[0].kind]), own[1]
+            kind = {"tokens": "token/item", "time": "s_per_item"}[own[0].kind]
+            own = replace(own[0], kind=kind, noun="other" if _THINGS_OF.search(before) else ""), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
@@ -202,10 +207,14 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             of = replace(by_key, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
-        bound = _ABOUT.search(before) or (_BOUND.search(before) and not during) or "+" in ends
+        bound = (_BOUND.search(before) and not during) or "+" in ends
         value, at = _value(m["a"], of), m.start()
-        if of.kind == "bytes" and (times := _TIMES_OVER.search(before)):  # "reads 2 x 67 MB"
+        if of.kind.partition("/")[0] in ("bytes", "B", "flop") and (
+            times := _TIMES_OVER.search(before)
+        ):  # "reads 2 x 67 MB"
             value, at = value * int(times[1]), m.start() - len(times[0])
+        if _ABOUT.search(before):
+            value = Interval(0.95 * value.lo, value.mid, 1.05 * value.hi)
         change = re.search(r"(?i)\bfrom ?$", before)
         rose = m["b"] and change
         if m["b"] and not rose:
@@ -236,7 +245,25 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         q = named(q) if name else q
         found.append(replace(q, kind="s_per_token") if cell is None and is_tpot(q) else q)
-    return found
+    return found if cell or len(found) > 3 else _bare_statistics(text, line, found)
+
+
+_RANKED = re.compile(
+    rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
+)
+
+
+def _bare_statistics(text: str, line: int, found: list[Quantity]) -> list[Quantity]:
+    """ "mean 438.2 GB/s  min 405.1  max 418.9": what the first has, the others share."""
+    ranked = [q for q in found if re.search(r"(?i)\b(?:min|max|mean|median|avg|p\d\d)\W*$", q.label)]
+    if len(ranked) != 1:
+        return found
+    of, scale = ranked[0], ranked[0].value.mid / printed(re.match(NUMBER, ranked[0].text)[0]).mid  # type: ignore[index]
+    for m in _RANKED.finditer(text):
+        if not any(q.start <= m.start(2) < q.end for q in found):
+            value = printed(m[2]) * scale
+            found.append(replace(of, value=value, text=m[2], label=m[1], start=m.start(2), end=m.end(2), after=""))
+    return sorted(found, key=lambda q: q.start)
 
 
 def _value(digits: str, unit: Unit) -> Interval:

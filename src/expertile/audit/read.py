@@ -12,15 +12,29 @@ from expertile.audit.blocks import Block, Line, Table, split_code, table_of
 from expertile.audit.html import read_html
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
+# 1536³ in reStructuredText and in HTML.
+_RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 
 
 def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
+    text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", text))
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
             return _FOREIGN.sub(lambda m, c=charset: _decoded(m[0], c), text)  # type: ignore[misc]
     return text
+
+
+_COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
+_POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
+
+
+def _with_points(text: str) -> str:
+    """German and French decimals ("3,1 s", "1.234,5") as English ones, where the text has no other."""
+    if len(_COMMA.findall(text)) < 3 or _POINT.search(text):
+        return text
+    return _COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
 
 
 def _decoded(run: str, charset: str) -> str:
@@ -43,7 +57,9 @@ _ENDS = {
     "log": "log out rst",
 }
 _KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
-_MARKDOWN = re.compile(r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|^#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*")
+_MARKDOWN = re.compile(
+    r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
+)
 
 
 def format_of(name: str, text: str) -> str:
@@ -69,7 +85,7 @@ def read(text: str, name: str = "") -> list[Block]:
         kind = "jsonl"
     if kind in ("json", "notebook", "jsonl", "yaml"):
         return {"json": _json, "jsonl": _jsonl, "notebook": _notebook, "yaml": _json}[kind](text)
-    return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": split_code}[kind](_numbered(text))
+    return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](_numbered(text))
 
 
 def _numbered(text: str) -> list[Line]:
@@ -120,6 +136,44 @@ def _markdown(lines: list[Line]) -> list[Block]:
     return [b for b in blocks if b.table or b.lines]
 
 
+# A line of a wrapped paragraph.
+_WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
+_MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
+
+
+_SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
+
+
+def _text(lines: list[Line]) -> list[Block]:
+    """Plain text: wrapped paragraphs are prose, all else is preformatted."""
+    found: list[Block] = []
+    for block in split_code(lines):
+        parts: list[list[Line]] = [[]]
+        for line in block.lines:
+            parts += [] if line.text.strip() else [[]]
+            parts[-1] += [line] if line.text.strip() else []
+            parts += [[]] if _SPEAKER.fullmatch(line.text.strip()) else []
+        if block.table or not any(map(_is_paragraph, parts)):
+            found.append(block)
+            continue
+        for part in (p for p in parts if p):
+            kind = "prose" if _is_paragraph(part) else "code"
+            last = found[-1] if found else None
+            joined = last is not None and last.kind == kind == "code" and not last.table
+            found += [] if joined else [Block(kind)]
+            found[-1].lines += part
+    return found
+
+
+def _is_paragraph(lines: list[Line]) -> bool:
+    longest = max((len(line.text) for line in lines), default=0)
+    wrapped = all(
+        _WRAPPED.match(line.text) and (i == 0 or not _MARKED.match(line.text)) for i, line in enumerate(lines)
+    )
+    words = all(len(re.findall(r"[A-Za-z]{2,}", line.text)) > 5 for line in lines[:-1])
+    return len(lines) > 1 and wrapped and words and all(len(line.text) > 0.7 * longest > 40 for line in lines[:-1])
+
+
 def _csv(lines: list[Line]) -> list[Block]:
     lines = [line for line in lines if line.text.strip()]
     mark = max((",", ";", "\t", "|"), key=lambda mark: sum(line.text.count(mark) for line in lines[:9]))
@@ -149,6 +203,8 @@ def _jsonl(text: str) -> list[Block]:
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
+    if (unit := record.get("time_unit")) in ("ns", "us", "ms", "s"):  # Google Benchmark
+        record = {f"{k} ({unit})" if k in ("real_time", "cpu_time") else k: v for k, v in record.items()}
     for key, value in record.items():
         if isinstance(value, dict):
             found.update(_flat(value, f"{prefix}{key} "))

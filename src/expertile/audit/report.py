@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from expertile.audit.blocks import Block, Table, is_numeric
+from expertile.audit.blocks import Block, Table, is_numeric, sections_of
 from expertile.audit.facts import Facts, facts, size_of_name
+from expertile.audit.layout import block_facts, turned, valued
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
@@ -35,7 +36,9 @@ class Row:
     quantities: list[Quantity]
     block: int
     own: dict[str, float] = field(default_factory=dict)  # sizes in the row itself
+    bare: dict[str, float] = field(default_factory=dict)  # whole numbers without a unit, by their columns' names
     label: str = ""  # the words of a table's row
+    said: str = ""  # the sentence of which the row is a part
     report: "Report" = field(init=False)
 
     @cached_property
@@ -59,10 +62,16 @@ class Row:
         periods = [p for p in range(2, len(kinds) // 2 + 1) if kinds == kinds[:p] * (len(kinds) // p)]
         # "from 3 to 4 req/s (+33 %), from 90 to 60 ms (-33 %)"
         threes = zip(kinds[::3], kinds[1::3], kinds[2::3], strict=False)
-        changes = all(a == b != c and c in ("percent", "ratio") for a, b, c in threes)
+        changes = all(b in (a, c) and a != c and {a, c} & {"percent", "ratio"} for a, b, c in threes)
         periods += [3] if len(kinds) > 3 and len(kinds) % 3 == 0 and changes else []
         starts = range(0, len(kinds), periods[0]) if periods and self.kind == "line" else ()
         rows = [self.of_these(self.quantities[s : s + periods[0]]) for s in starts]
+        past = 0
+        for row in rows if len(periods) == 1 else ():  # each has its own words
+            end = row.quantities[-1].end
+            row.said = self.text
+            row.text = " " * past + self.text[past:end] + " " * (len(self.text) - end)
+            past = end
         if not rows and self.kind == "line" and "; " in self.text:
             marks = [0, *(m.end() for m in re.finditer("; ", self.text)), len(self.text)]
             held = [[q for q in self.quantities if a <= q.start < b] for a, b in itertools.pairwise(marks)]
@@ -78,8 +87,7 @@ class Row:
     @cached_property
     def before(self) -> "Row | None":
         """The sentence before, in the same block; or the list before it, which may be one of two figures."""
-        lines = self.report.lines_of_text
-        at = next((i for i, r in enumerate(lines) if r.block == self.block and r.text == self.text), 0)
+        lines, at = self.report.lines_of_text, self.report.places.get((self.block, self.said or self.text), 0)
         if at and lines[at - 1].block == self.block:
             return lines[at - 1]
         listed = [q for r in lines if r.block == self.block - 1 for q in r.quantities]
@@ -113,7 +121,7 @@ class Row:
         path = sections[self.block]
         return [b for b in range(self.block - 1, -1, -1) if sections[b] == path[: len(sections[b])]]
 
-    def _near(self, block: int) -> bool:
+    def is_near(self, block: int) -> bool:
         return self.report.sections[block] == self.report.sections[self.block] and self.block - block <= 2
 
     def _stated(self, what: str) -> tuple[tuple[Any, ...], int, bool]:
@@ -126,7 +134,7 @@ class Row:
         # A log's later lines say nothing of its earlier ones; a list or a paragraph is of one piece.
         for index in self.above if block.lines and block.kind == "code" else (self.block, *self.above):
             if values := report.facts[index].of(what):
-                return values, report.blocks[index].first, index == self.block or self._near(index)
+                return values, report.blocks[index].first, index == self.block or self.is_near(index)
         given = facts(report.given).of(what)
         return given, self.line, bool(given)
 
@@ -177,7 +185,7 @@ class Row:
     @cached_property
     def words(self) -> str:
         """Lower-case words of the row, of its headings, and of the lines and tables' heads that lead to it."""
-        blocks = [self.report.blocks[b] for b in self.above if self._near(b)]
+        blocks = [self.report.blocks[b] for b in self.above if self.is_near(b)]
         parts = [self.text, self.headings, *(" ".join(b.table.header) if b.table else b.text for b in blocks)]
         return clean("\n".join(parts)).lower()
 
@@ -212,7 +220,9 @@ _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
     r"all(?!-))\b"
 )
-_SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+_SENTENCE = re.compile(
+    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
+)
 _STOP = re.compile(r"[\w%)]{2}\. [A-Z][a-z]+ ")
 
 
@@ -224,7 +234,7 @@ class Report:
         self.lines = text.splitlines()
         self.given = given
         self.blocks = read(repair(text), name)
-        self.sections = _sections(self.blocks)
+        self.sections = sections_of(self.blocks)
         self.grids: list[Grid] = []
         self.rows: list[Row] = []  # sentences, lines and records; the tables' rows stand in their grids
         for index, block in enumerate(self.blocks):
@@ -234,52 +244,30 @@ class Report:
                 self._texts(index, block)
         self.all_rows = [*self.rows, *(row for grid in self.grids for row in grid.rows)]
         self.lines_of_text = [row for row in self.rows if row.kind == "line"]
+        self.places = {(r.block, r.text): at for at, r in reversed([*enumerate(self.lines_of_text)])}
         self.tables = [*self.grids, *_alike(self.lines_of_text)]
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        self.sparse = bool(re.search(r"(?<!no )(?<!without )spars|2:4", self.text))  # whether it is spoken of
+        self.sparse = bool(
+            re.search(r"(?<!no )(?<!without )spars|(?<!no )(?<!without )2:4", self.text)
+        )  # whether it is spoken of
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
-        self.facts = [_block_facts(block) for block in self.blocks]
+        self.facts = [block_facts(block) for block in self.blocks]
 
     def _grid(self, index: int, table: Table) -> None:
-        header = tuple(clean(h) for h in table.header)
-        units = list(map(unit_of_name, header))
-        short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
-        rows = []
-        for at, (number, raw) in enumerate(table.rows):
-            row = Row("table", number, "", [], index)
-            cells = [clean(c) for c in raw]
-            measure = _MEASURED_BY.search(cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
-            by_row = unit_of_name(cells[0]) if measure else None
-            for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
-                size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
-                plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
-                # "TTFT (ms)" before the row's figures is their unit.
-                unit = units[column] or (by_row if column else None) or NO_UNIT
-                if size and plain and unit.kind in ("number", "other"):
-                    row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
-                    continue
-                where = table.lines[at][column] if table.lines else number
-                found = quantities(cell.strip(), where, unit)
-                # "3.2 ms (2.1x)": what stands in brackets is a column of its own, behind the others.
-                second = [bool(i) and q.kind == "ratio" and found[0].kind != "ratio" for i, q in enumerate(found)]
-                at_column = [column + len(header) * s for s in second]
-                figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
-                if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
-                    row.label += cell + " "
-                row.quantities += [named(figures[0]), *figures[1:]] if figures else []
-            row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
-            rows.append(row)
+        table = valued(table)
+        rows, header = _rows(index, table)
         kinds = {q.kind for row in rows for q in row.quantities if q.column}
+        # A table of key and value is a set-up or one record.
         if len(header) == 2 and rows and unit_of_name(header[1]) is None and len(kinds) != 1:
-            # A table of key and value is a set-up or one record.
             pairs = [(number, clean(f"{cells[0]}: {cells[1]}")) for number, cells in table.rows]
             found = [q for number, text in pairs for q in quantities(text, number)]
             self.rows.append(Row("record", rows[0].line, "\n".join(text for _, text in pairs), found, index))
-        else:
-            wide = any(q.column >= len(header) for row in rows for q in row.quantities)
-            self.grids.append(Grid(index, header * (1 + wide), rows))
+            return
+        for some, names in ((rows, header), *(_rows(index, other) for other in (turned(table),) if other)):
+            wide = any(q.column >= len(names) for row in some for q in row.quantities)
+            self.grids.append(Grid(index, names * (1 + wide), some))
 
     def _texts(self, index: int, block: Block) -> None:
         lines = _lines(index, block)
@@ -340,7 +328,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
         for behind, rows in groups.items():
             bare = [r for b, group in groups.items() if b != behind and behind.startswith(b) for r in group]
             bare = [r for r in bare if r.quantities[0].kind == rows[0].quantities[0].kind]
-            if len(rows) + bool(bare) < 3 or len(rows) < 2 or len(rows[0].quantities) < 2:
+            if len(rows) + bool(bare) < 3 or len(rows) < 2 or (len(rows[0].quantities) < 2 and len(rows) < 4):
                 continue
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
@@ -349,24 +337,42 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             yield Grid(block, labels, held, False)
 
 
-def _sections(blocks: list[Block]) -> list[tuple[int, ...]]:
-    """For every block the headings above it, outermost first."""
-    stack: list[int] = []
-    found = []
-    for index, block in enumerate(blocks):
-        if block.kind == "heading":
-            stack = [*(s for s in stack if blocks[s].level < block.level), index]
-        found.append(tuple(stack))
-    return found
-
-
-def _block_facts(block: Block) -> Facts:
-    text, table = block.text, block.table
-    if table is not None and len(table.header) == 2 and len(table.rows) < 30:
-        text = "\n".join(f"{cells[0]}: {cells[1]}" for _, cells in (*table.rows, (0, table.header)))
-    elif table is not None:
-        text = " ; ".join(table.header)
-    return facts(clean(text))
+def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
+    """A table's rows and its header."""
+    header = tuple(clean(h) for h in table.header)
+    units = list(map(unit_of_name, header))
+    for c, name in enumerate(header):  # "s" above decimals are seconds
+        if name == "s" and any(re.search(r"\d\.\d", cells[c]) for _, cells in table.rows):
+            units[c] = unit_of_name("time (s)")
+    short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
+    rows = []
+    for at, (number, raw) in enumerate(table.rows):
+        row = Row("table", number, "", [], index)
+        cells = [clean(c) for c in raw]
+        measure = _MEASURED_BY.search(cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+        by_row = unit_of_name(cells[0]) if measure else None
+        for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
+            size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
+            plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
+            # "TTFT (ms)" before the row's figures is their unit.
+            unit = units[column] or (by_row if column else None) or NO_UNIT
+            if plain and not plain[2] and unit.kind in ("number", "other", "items", "params"):
+                row.bare[name.strip().lower()] = float(plain[1].replace(",", ""))
+            if size and plain and unit.kind in ("number", "other"):
+                row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
+                continue
+            where = table.lines[at][column] if table.lines else number
+            found = quantities(cell.strip(), where, unit)
+            # "3.2 ms (2.1x)": what stands in brackets is a column of its own, behind the others.
+            second = [bool(i) and q.kind == "ratio" and found[0].kind != "ratio" for i, q in enumerate(found)]
+            at_column = [column + len(header) * s for s in second]
+            figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
+            if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
+                row.label += cell + " "
+            row.quantities += [named(figures[0]), *figures[1:]] if figures else []
+        row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
+        rows.append(row)
+    return rows, header
 
 
 def _lines(index: int, block: Block) -> list[Row]:
@@ -381,7 +387,8 @@ def _lines(index: int, block: Block) -> list[Row]:
     joined, starts = "", list[int]()
     for line in block.lines:
         starts.append(len(joined))
-        joined += clean(line.text) + " "
+        joined += clean(line.text).rstrip() + " "
+        joined += " " * joined.endswith((". ", "! ", "? "))  # a line that ends so ends a sentence
 
     def number(at: int) -> int:
         return block.lines[bisect_right(starts, at) - 1].number

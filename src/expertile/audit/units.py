@@ -49,6 +49,7 @@ _WHICH = r"(?:input|output|prompt|generated|new|total|completion|training|decode
 _NOUNS = (
     ("sample", r"images?|imgs?|samples?|frames?|examples?|sentences?|records?|rows?"),
     ("request", r"requests?|reqs?|queries|query|prompts?|sequences?|seqs?"),
+    ("element", r"keys|particles|pixels"),
     ("step", r"iterations?|iters?|its?|steps?|batch(?:es)?"),
 )
 _ITEM = "|".join(form for _, form in _NOUNS)
@@ -102,7 +103,9 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|bits?|b(?=\b)|[Bb]ytes?)\b"),
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s)|[Bb]its?(?= ?/ ?(?:param|weight|elem)| per (?:param|weight|elem)))\b"),
     ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
-    ("items", rf"(?P<p>[kKM])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
+    ("items", rf"(?P<p>[kKMGB])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
+    ("items", r"(?P<p>[kKMGT])(?P<noun>(?:[a-z]{4,10}|UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)"),
+    ("items_per_s", r"(?P<p>[kMGT])(?P<noun>(?:LU|CU|TE)P)S\b"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("power", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:W|[Ww]atts?)\b"),
@@ -119,13 +122,15 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
-_PER_DEVICE = re.compile(r"(?i) ?(?:/|per) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
+_PER_DEVICE = re.compile(r"(?i) ?(?:/|per|(?<=second) and) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
 _PER = re.compile(
-    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|"
+    rf"request|sequence|frame)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"
     rf"generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|"
-    rf"thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op))|"
+    rf"thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op|sweep|"
+    rf"pass|run|generation))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
-    rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?))|(?P<W>(?:W|[Ww]atts?))|"
+    rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?|kWh))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
 )
 _AMOUNTS = DIMENSIONS.keys() - {"intensity", "items_per_s", "s_per_token", "s_per_item"}
@@ -144,7 +149,9 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
     while kind in _AMOUNTS and (of := _PER.match(text, end)) and (kind != "params" or of["s"]):
         (what, found) = next((g, v) for g, v in of.groupdict().items() if v and g not in ("m", "gpu"))
         by, end, noun = 1.0, of.end(), unit.noun
-        if what == "s":
+        if found == "kWh":
+            by = 3.6e6
+        elif what == "s":
             by = _TIMES.get(found, 1.0)
         elif what == "token":
             by = {"": 1.0, "k": 1e3, "1": 1e3, "t": 1e3}.get(
@@ -156,7 +163,8 @@ def match_unit(text: str) -> tuple[Unit, int] | None:
         if unit.kind == "rate" and what in ("item", "token"):  # "8.2 GFLOPs per image" are work
             unit = Unit("flop", unit.low, unit.high)
         name = "other" if what == "other" else product(unit.kind, per, -1)
-        name = unit.kind if what == "item" and unit.kind in ("bytes", "flop") and noun != "sample" else name
+        each_item = unit.kind in ("bytes", "flop") and noun != "sample"
+        name = unit.kind if what == "item" and (each_item or unit.kind == "items") else name
         unit = Unit(name, unit.low / by, unit.high / by, each, noun)
         # "Gb/s" and "Mbit/s" are bits in a network's words; "GB/s" are bytes. "gb/s" is how many write bytes.
         bits = m["b"] if kind == "bytes" else ""
@@ -196,8 +204,10 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
 
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
 _STATISTIC += r"processed|served|generated|completed|seen|sent)"
+_THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
 _BARE = re.compile(
-    rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)([kmgt]b|{_TOKEN}|{_ITEM})[ _](?:per[ _])?s(?:ec(?:ond)?)?\b"
+    rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
+    rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b"
 )
 _GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.

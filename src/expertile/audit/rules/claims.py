@@ -7,9 +7,10 @@ from math import prod
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import exact
+from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
+from expertile.audit.rules.hardware import own_words
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
@@ -31,6 +32,9 @@ _MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
     r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+)
+_SWITCHED = re.compile(
+    r"(?i)switch|instead|with|down to|brings?|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti[sz]|after"
 )
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -55,12 +59,27 @@ def compression(report: Report) -> Iterator[Finding]:
         if one and len(held) == len(bits) == 2 and all(b.exact for b in held):  # "12 GB in FP16 and 2 GB in INT4"
             large, small = sorted(held, key=lambda b: -b.value.mid)
             yield from _beyond(large, small, bits, True)
+        yield from _switched(row)
+        formats = [(facts(own_words(row, b)).of("formats"), b) for b in held if b.exact]
+        if one and len(formats) > 2 and all(len(f) == 1 for f, _ in formats):  # "13.5 GB in fp16, 7.2 GB in int8 and …"
+            yield from _column([(f[0], b) for f, b in formats], [])
     for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
         yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
     for grid in report.grids:
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
+
+
+def _switched(row: Row) -> Iterator[Finding]:
+    """ "40 GiB in FP16. After switching to FP8 it's at 12 GiB." """
+    if not (before := row.before) or not _SWITCHED.search(row.text):
+        return
+    large, small = (r.of("bytes") for r in (before, row))
+    wide, narrow = _bits(before.text), _bits(row.text)
+    one_each = len(large) == len(small) == 1 and large[0].exact and small[0].exact and small[0].value.mid > 1e6
+    if one_each and wide and narrow and len(wide) + len(narrow) < 4 and narrow[0] < wide[0]:
+        yield from _beyond(large[0], small[0], [wide[0], narrow[0]], False)
 
 
 def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[Finding]:
@@ -138,6 +157,9 @@ _PAUSES = [
     re.compile(rf"(?:{mark})\s(?!.*(?:{mark})\s)", re.DOTALL)
     for mark in ("[;.\n]| against| vs\\.?| versus| while| whereas| than", ",| and")
 ]
+_COUNTS = re.compile(
+    r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
+)
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements")
 
 
@@ -145,19 +167,31 @@ def unequal_work(report: Report) -> Iterator[Finding]:
     """A speed-up of two times, of which the shorter is of less work: it asks."""
     for i, row in enumerate(report.rows):
         said = [q for q in row.of("ratio") if q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])]
-        near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 2 and r.kind == row.kind == "line"]
+        near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 3 and r.kind == row.kind == "line"]
         text = "\n".join(r.text for r in (*near, row))
-        times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact] if len(said) == 1 else []
-        if len(times) != 2 or _MEANT.search(text):
+        if len(said) != 1 or _MEANT.search(text):
             continue
-        (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
-        at = next((pause.end() for form in _PAUSES if (pause := form.search(text, a.end, b.start))), a.end)
-        yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
+        runs = [
+            (t, r.bare | r.own) for g in report.grids for r in g.body if (t := r.only("time") or r.only("s_per_item"))
+        ]
+        runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
+        pairs = [(a, b) for a, b in itertools.combinations(runs, 2) if a[0].line != b[0].line or a[0] is not b[0]]
+        fits = [(a, b) for a, b in pairs if any(said[0].value.meets(x, 0.02) for x in _both(a[0], b[0]))]
+        yield from itertools.chain(*(_unequal(said[0], (), a, b) for a, b in fits[:1]))
+        times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact]
+        if len(times) == 2:
+            (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
+            at = next((pause.end() for form in _PAUSES if (pause := form.search(text, a.end, b.start))), a.end)
+            yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
     for grid in report.grids:
         cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
         for r, q, t in cells if len(bases) == 1 else ():
             yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
+
+
+def _both(a: Quantity, b: Quantity) -> tuple[Interval, Interval]:
+    return a.value / b.value, b.value / a.value
 
 
 def _work(text: str) -> dict[str, float]:
@@ -168,7 +202,8 @@ def _work(text: str) -> dict[str, float]:
 
 def _unequal(q: Quantity, lines: tuple[int, ...], *runs: tuple[Quantity, dict[str, float]]) -> Iterator[Finding]:
     (slow, long), (fast, short) = sorted(runs, key=lambda run: -run[0].value.mid)
-    other = [n for n in _WORK if n in long and n in short and long[n] != short[n]]
+    names = [n for n in long if n in _WORK or _COUNTS.search(n)]
+    other = [n for n in names if n in short and long[n] != short[n]]
     if other and all(short[n] < long[n] for n in other) and q.value.meets(slow.value / fast.value, 0.06):
         n = other[0]
         message = f"{slow.text} is of {n} {long[n]:.0f}, {fast.text} of {n} {short[n]:.0f}"

@@ -80,6 +80,7 @@ def equations(report: Report) -> Iterator[Finding]:
         # "4 ms + queue 11 ms"
         # "14 GB read + 3 GB written"
         text = re.sub(r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text)
+        text = re.sub(r"(?<=[a-z]) per [a-z]+(?= ?[=×x*] ?\d)", "", text)
         text, at = re.sub(r"(?<=\+ )[A-Za-z][A-Za-z ]{1,24}(?=\d)|(?<= ) +", "", text), 0
         while (left := _SIDE.search(text, at)) and not re.search(r"\d ?\*\* ?\d|\\frac|//", raw):
             at = left.end()

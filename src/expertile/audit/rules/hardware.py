@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from expertile.audit.facts import facts
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Row
+from expertile.audit.report import Report, Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 
@@ -28,8 +29,17 @@ def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[flo
     return max(((peak(d), slack_of(d)) for d in row.devices), key=lambda pair: pair[0] * pair[1])
 
 
+@lru_cache(maxsize=2)
+def _named_memories(report: Report) -> frozenset[float]:
+    lines = (r for r in report.lines_of_text if r.of("bandwidth") and re.search(r"(?i)ddr\d|hbm", r.text))
+    return frozenset(q.value.mid for r in lines for q in r.of("bandwidth") if NAMED.search(r.text[: q.start][-40:]))
+
+
 def memory_of(row: Row) -> float:
-    """Bytes/s of the fastest memory; infinity where none is known."""
+    """Bytes/s of the one memory that the text names with its limit, else of the fastest; infinity where none is."""
+    named = _named_memories(row.report)
+    if len(named) == 1 and len(row.report.everything.of("devices")) < 2:
+        return next(iter(named))
     return max((d.memory_bps or float("inf") for d in row.devices), default=float("inf"))
 
 
@@ -52,6 +62,12 @@ PEAK = re.compile(
 )
 SHARE = re.compile(
     r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
+# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
+NAMED = re.compile(
+    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|"
+    r"\((?:nvlink|pci-?e)[\w. ]{0,12} |"
+    r"\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) )$"
 )
 MEASURED = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"

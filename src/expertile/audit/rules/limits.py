@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from expertile.audit.facts import BITS
 from expertile.audit.finding import IMPOSSIBLE, QUESTION, UNIT_OF, Finding, Lines, finding, si
@@ -18,7 +19,7 @@ from expertile.device import DTYPES
 
 # A figure that is no measurement of dense work by one run.
 NO_RUN_OF_ONE = re.compile(
-    r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equivalent|"
+    r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equiv|"
     r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|\bsol\b|capab|hardware|advertised|"
     r"projected|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
@@ -28,9 +29,16 @@ _CACHED = re.compile(
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
+_COLD = r"cold|(?<!without )flush|rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 # Beside one GPU of which the number is not stated.
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
+
+
+@lru_cache(maxsize=64)
+def _says(report: Report, form: str) -> bool:
+    """Whether the lower-case text of a report has something of a form."""
+    return bool(re.search(form, report.text))
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,9 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))
     certain = 1.0 if sure and not other and one_part else math.inf
     slack = 1.1 if "GeForce" in device.name else 1.04
-    if not other or (big and other[0] == "effective"):
+    # Where the text speaks of caches and of no cold one, they may have held it.
+    held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, _COLD)
+    if not held and (not other or (big and other[0] == "effective")):
         ask = "did the data fit in a cache?"
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)
 
@@ -169,6 +179,8 @@ def _moved(row: Row) -> Iterator[Demand]:
         near = sorted(near, key=lambda t: t.value.mid)[:1]
     times = named or [t for t in near if not _NO_RUN.search(t.words)]
     told = [(q, f"{q.label[-24:]} {q.after[:16]}") for q in row.of("bytes") if q.exact]
+    ends = [(q, words) for q, words in told if re.search(r"(?i)\b(?:reads?|writ\w+)\W*(?:and )?$", q.label[-16:])]
+    told = ends if len(ends) == 2 else told
     only = len(told) == 1 and _COPIES.search(f"{row.lead} {row.headings}")
     moved = [q for q, words in told if named or only or _TRAFFIC.search(words)]
     if moved and times and (named or len(times) == 1):
@@ -180,7 +192,7 @@ def _moved(row: Row) -> Iterator[Demand]:
         yield Demand(moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, lines=(t.line,))
 
 
-_HELD = re.compile(r"(?i)alloc|(?:peak|max) (?:gpu |vram )?memory|memory (?:used|usage)|vram used")
+_HELD = re.compile(r"(?i)alloc|(?:peak|max) (?:gpu |vram )?memory|memory (?:used|usage)|vram used|occup|of vram")
 _NOT_HELD = re.compile(r"(?i)host|cpu|\bram\b|offload|disk|total|across|gpus|nodes?\b|would|needs|unified|checkpoint")
 _ONE_PASS = re.compile(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b")
 
@@ -204,15 +216,49 @@ def _needed(row: Row) -> Iterator[Demand]:
             t = combine(a, b, 1)
             known, ask = row.report.everything.of("formats") or DTYPES, "on how many GPUs?"
             yield Demand(b.figure, "rate", t.value, t.text, "bound", ask, formats=known, count=max(gpu_counts(row)))  # type: ignore[arg-type]
-    size, time, formats = row.size("elements"), row.only("time"), row.stated("formats")
-    if size and size.near and time and row.devices and len(formats) == 1 and not _NO_RUN.search(time.words):
-        passes = 1 if _ONE_PASS.search(row.words) else 2
-        held = exact(passes * size.value * BITS[formats[0]] / 8)
-        text = f"{passes} · {size.value:.0f} {formats[0]} elements in {time.text}"
-        yield Demand(time, "bandwidth", held / time.value, text, "traffic", "is this the same run?", lines=(size.line,))
+    for text, held, lines in _swept(row):
+        for q in row.of("time", "s_per_item"):
+            text_of, ask = f"{text} in {q.text}", "is this the same run?"
+            if q.exact and q.value.mid and not _NO_RUN.search(q.words):
+                yield Demand(q, "bandwidth", exact(held) / q.value, text_of, "traffic", ask, lines=lines)
 
 
-_NO_DECODE = re.compile(r"(?i)prefill|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft")
+_SWEEP = re.compile(
+    r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
+    r"relu|gelu|sweep|saxpy|scale\b"
+)
+_DECODE = re.compile(r"decod|split-?kv|paged")
+
+
+def _swept(row: Row) -> Iterator[tuple[str, float, Lines]]:
+    """The bytes that a run reads and writes at least: of an array of a stated size, of the KV cache of one layer."""
+    if not row.of("time", "s_per_item") or row.of("percent", "ratio", "tokens_per_s") or not row.devices:
+        return
+    words = f"{row.words} {row.lead.lower()}"
+    formats = row.stated("formats") or ("fp32",) * bool(re.search(r"\bfloats?\b", words))
+    if len(formats) != 1 or max(gpu_counts(row)) > 1:
+        return
+    nbytes = BITS[formats[0]] / 8
+    named = ("batch", "seq", "kv_heads", "head_dim") if _DECODE.search(words) else ()
+    cache = [row.size(name) for name in named]
+    if cache and all(cache) and not row.size("layers"):
+        held, text = [s for s in cache if s], " · ".join(f"{s.value:.0f}" for s in cache if s)
+        total = 2 * nbytes * math.prod(s.value for s in held)
+        yield f"2 · {text} {formats[0]} values", total, tuple(s.line for s in held)
+    stated = (row.report.facts[b].of("tuples") for b in row.above if row.is_near(b))
+    size, shapes = row.size("elements"), {*next(filter(None, stated), ())}
+    shape = shapes.pop() if len(shapes) == 1 and _SWEEP.search(words) and row.facts.of("tuples") == () else ()
+    long = row.size("n") if not (size or row.size("m") or row.size("k")) else None  # "n = 1073741824"
+    size = long if long and long.value > 1e6 else size
+    n = size.value if size and size.near else math.prod(shape) if shape else 0
+    if n * nbytes > 4 * max(d.l2_bytes for d in row.devices) and not re.search(r"gemm|matmul|conv", words):
+        passes = 1 if _ONE_PASS.search(words) and not shape else 2
+        yield f"{passes} · {n:.0f} {formats[0]} elements", passes * nbytes * n, (size.line,) if size else ()
+
+
+_NO_DECODE = re.compile(
+    r"(?i)prefill|sampling|(?:reading the |the )prompt|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
+)
 
 
 def _generated(row: Row) -> Iterator[Demand]:
@@ -222,18 +268,21 @@ def _generated(row: Row) -> Iterator[Demand]:
     if not q and tokens and time and re.search(r"(?i)prefill|prompt (?:proc|eval)", row.text):
         rate, text = tokens.value / time.value, f"{tokens.text} in {time.text}"
     n = parameters(row) if rate and len(row.devices) == 1 else None
-    if rate and n and not any("mfu" in p.words for p in row.of("percent")):
+    cached = _says(row.report, r"prefix cach|from (?:the )?cache|cache hit")  # which no GPU computes
+    cached |= "sampling" in row.text
+    if rate and n and not cached and not any("mfu" in p.words for p in row.of("percent")):
         formats, each = row.report.everything.of("formats") or DTYPES, 1.0 if q and q.per_device else count
         text, of, slack = f"2 · {n / 1e9:.3g} B · {text}", q or time or row.quantities[0], 1.25 if q else 1.06
         yield Demand(of, "rate", rate * (2 * n), text, "bound", "on how many GPUs?", math.inf, formats, each, slack)
     q = row.only("s_per_token") or q
     lines = row.report.lines_of_text if q and not row.devices else []
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
-    known = row.devices or len(memory) == 1
-    if q and known and not _NO_DECODE.search(f"{q.words} {row.label} {row.text}") and (w := weights(row, q)):
+    known = memory_of(row) < math.inf or len(memory) == 1
+    prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
+    if q and known and not _NO_DECODE.search(f"{q.words} {row.text} {prefill}") and (w := weights(row, q)):
         rate, most = (
             w.value / q.value if q.kind == "s_per_token" else q.value * w.value,
-            0 if row.devices else memory[0],
+            memory[0] if len(memory) == 1 else 0,
         )
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
         yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.2, most=most, lines=w.lines)

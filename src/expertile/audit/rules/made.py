@@ -136,7 +136,8 @@ def _quotient(target: Cells, x: Source, y: Source, name: str, direct: bool) -> M
     for r in (r for r in x.cells.keys() & y.cells.keys() if x.cells[r].kind == y.cells[r].kind):
         cells[r] = replace(combine(x.cells[r], y.cells[r], -1), text=f"{x.cells[r].text} / {y.cells[r].text}")
         if q := target.get(r):
-            forms[r] = printed_as(q, cells[r].value)
+            change = "loss" if re.search(r"(?i)\bsav(?:ing|ed)|\breduction", q.label) else ""
+            forms[r] = printed_as(q, cells[r].value, change)
             # "1.1x slower" stands among those that are faster; of rates and times one is turned.
             if x.kind == "mixed" or re.match(r"(?i)\W*(?:faster|slower|better|worse)", q.after):
                 forms[r] += printed_as(q, y.cells[r].value / x.cells[r].value)
@@ -343,7 +344,7 @@ def shares(grid: Grid, target: int, targets: Cells, sources: list[Source]) -> It
             continue
         devices = {d for r in rows for d in grid.rows[r].devices}
         stated = {q.value.mid for q in quantities(header, 0) if q.kind == s.kind}  # "% of 2039 GB/s"
-        of, unit = re.search(r"of (\d[\d.,]*)$", header), unit_of_name(s.name)
+        of, unit = re.search(r"(?:of |\()(\d[\d.,]*\d)\)?$", header), unit_of_name(s.name)
         stated |= {printed(of[1]).mid * unit.low} if of and unit else set()  # "% of 362"
         known = (*stated, *(x for d in devices for x in (peaks_of(d) if s.kind == "rate" else (d.memory_bps,)) if x))
         found = odd_ones([s.cells[r].value / targets[r].plain for r in rows], known)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FAR, Interval
+from expertile.audit.interval import FAR, NUMBER, Interval, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import (
     MEASURED,
+    NAMED,
     PEAK,
     SHARE,
     formats_of,
@@ -30,10 +31,10 @@ _PARTS = {
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
     "PCIe": r"pci[- ]?e",
-    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|[hne]dr\b",
+    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|connectx",
     "xGMI": r"xgmi|infinity fabric",
     "disk": r"nvme|ssd|\bdisk|storage",
-    "memory": r"hbm|[gd]?dram|gddr|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
+    "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
 _COPIED = re.compile(r"(?i)h2d|d2h|\bhost|pinned")
@@ -42,13 +43,17 @@ _OTHER = re.compile(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
     r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|combined"
 )
-_NAMED = re.compile(r"(?i)(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?)[\w. ]{0,12}\($")
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = re.compile(
     rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:[\w.]+ ){{0,2}}(?:links?|lanes|ports|bricks)(?: (?:of|at|with))?\W*$"
 )
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(r"(?i)pci[- ]?e?(?:xpress)? ?(?:gen)? ?\.?(?P<g>[3-6])(?:\.0)?(?: ?[x×] ?(?P<n>\d+))?")
+_PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
+_OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
+_OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
+_STATISTICS = re.compile(r"(?i)\b(?:min|mean|avg|median)\b.{4,60}\bmax\b")  # whose most is no limit
+_SEVERAL = re.compile(r"(?i)\b(?:peaks|limits|ceilings|peak rates)(?: \w+)? (?:are|of)\b")
 _KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
 
 
@@ -65,9 +70,13 @@ class _Limit:
 
 def _part(text: str) -> str:
     """The one part that a text names."""
-    found = {list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text)}
+    found = _parts(text)
     found -= {"memory"} if len(found) == 2 else set()
     return found.pop() if len(found) == 1 else ""
+
+
+def _parts(text: str) -> set[str]:
+    return {list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text)}
 
 
 def _ways(text: str) -> int:
@@ -89,7 +98,13 @@ def limits(report: Report) -> Iterator[Finding]:
     stated: list[_Limit] = []
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*_KINDS) if q.value.mid]
-        said = [bool(is_limit(own) or _NAMED.search(own[: own.find(q.text)]) or is_sheet(q)) for q, own in held]
+        held = [] if _STATISTICS.search(row.text) else held
+        said = [
+            bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or is_sheet(q))
+            for q, own in held
+        ]
+        if any(said) and _SEVERAL.search(row.text):  # "the peaks are 165 and 330 TFLOPS"
+            said = [told or q.kind == held[said.index(True)][0].kind for told, (q, _) in zip(said, held, strict=True)]
         for (q, own), told in zip(held, said, strict=True):
             if (told or (any(said) and _ways(own) and not MEASURED.search(row.text))) and "spars" not in own:
                 part = "/".join(facts(own).of("formats"))
@@ -119,14 +134,20 @@ def _crossed(row: Row) -> Iterator[Quantity]:
     for t in row.of("time") if len(held) == 1 and row.kind != "table" else ():
         own = own_words(row, t) if row.kind == "line" else row.text
         t = t if row.kind == "line" else replace(t, label=row.text)
-        part = _part(own) or _part(f"{row.lead} {row.text}") * bool(ONE_WAY.search(row.text))
+        part = _part(own) or _part(f"{row.lead} {row.text}") * bool(ONE_WAY.search(row.text) or _OVER.search(row.text))
         if part in (*_LINKS, "network", "disk") and t.exact and re.search(r"(?i)\bin\b|tak|took|need|[:=] ?\d", own):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
 
 
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
     part, link = _part_of(row, q, own), False
-    ways = (_ways(own) or _ways(row.lead)) if q.kind == "bandwidth" else 0
+    if re.search(r"(?i)\bexceeds?\b.* can\b|\beffective\b", row.text):
+        return  # which the text says itself
+    if q.kind == "bandwidth" and len(many := _parts(own)) > 1:
+        part = next((s.part for s in stated if s.part in many), part)
+    if part in ("disk", "PCIe") and re.search(r"\braid|\bstripe", row.headings):
+        return
+    ways = (_ways(own) or _ways(row.text) or _ways(row.lead)) if q.kind == "bandwidth" else 0
     held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
     if part in _LINKS:
         link = True
@@ -167,14 +188,16 @@ _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-
 def _bus(row: Row) -> Iterator[Finding]:
     """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
     held = (
-        [q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|band)", q.label[-20:])]
+        [q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|band)", q.label[-30:])]
         for w in ("alg\\w*", "bus")
     )
     alg, bus = held
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
-    kinds = [times for form, times in _COLLECTIVES if re.search(rf"(?i){form}", row.words + row.lead)]
+    own = any(re.search(rf"(?i){form}", row.label) for form, _ in _COLLECTIVES)
+    words = row.label if own else row.words + row.lead
+    kinds = [times for form, times in _COLLECTIVES if re.search(rf"(?i){form}", words)]
     should = kinds[0] * (n.value - 1) / n.value if n and len(kinds) == 1 else 0.0
     if ratio.lo > 2.02 or (should and not ratio.meets(should, 0.03)):
         more = f"{should:.4g} times, with {n.value:.0f} GPUs" if n and should else "at most twice"
@@ -251,6 +274,10 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
     known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
+    said_of = re.match(r"\W*of (?:the )?(\d[\d.,]*\d)\b", row.text[p.end :]) if row.kind == "line" else None
+    shown = re.match(NUMBER, q.text)
+    if said_of and shown and (printed(shown[0]) / printed(said_of[1])).meets(p.value, 0.01):
+        return  # "MFU 40.7 % of 989"
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     part, slack = rate / p.value, 0.03 if here else 0.06
     near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
@@ -282,6 +309,7 @@ def _mfu(row: Row) -> Iterator[Finding]:
         yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
     if not rates and row.kind == "line":  # the one rate of its paragraph
         rates = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
+    rates = rates if len(rates) < 2 else [q for q in rates if q.per_device]
     n = parameters(row) if len(rates) == 1 and rates[0].exact and rates[0].value.mid else None
     if not n:
         return
@@ -309,7 +337,7 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
         for q in row.of("rate"):
             formats, part = formats_of(q, row) or row.stated("formats"), row.clause(q).lower()
             dense_of = re.search(r"dense|(?:no|without) (?:\w+ )?spars", f"{q.words} {part}")
-            told = dense_of or PEAK.search(f"{q.text} {q.words} {row.headings}")
+            told = dense_of or PEAK.search(f"{q.text} {q.words} {row.headings}") or _OFFERS.search(own_words(row, q))
             spoken = report.sparse and (not dense_of or re.search(r"(?<!no )(?<!without )spars|2:4", part))
             if not formats or not told or spoken:
                 continue

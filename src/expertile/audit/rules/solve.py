@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from expertile.audit.facts import BITS
+from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.hardware import on_sheet, own_words
 from expertile.audit.rules.terms import (
     GIB,
     SINGLE,
@@ -48,7 +48,7 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         close = all(b.start - a.end < 40 for a, b in itertools.pairwise(held))
         return close and all(t.figure or t is ONE for t in combo)
     written = held[-1].kind == "bandwidth" and WRITTEN.search(row.text[: held[-1].start])
-    return len(held) == 3 and bool(_ONE_WAY.search(row.text) or written)
+    return len(held) == 3 and bool(_ONE_WAY.search(row.said or row.text) or written)
 
 
 def rows(report: Report) -> Iterator[Finding]:
@@ -131,6 +131,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         text = re.sub(
             "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill", "", text
         )
+    lent_of = " ".join(f.words for f in figures if f not in row.quantities)
+    if lent_of and re.search(law.unless, lent_of):
+        return
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
     algorithm = law.rule == "bandwidth" and any(re.search(r"(?i)\balg", f.label) for f in figures)  # bytes in a time
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted and not algorithm):
@@ -142,15 +145,26 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     at = next(i for i, some in enumerate(held) if some[0].kind == made)
     first = held[at][0].figure
     written = first and WRITTEN.search(row.text[: first.start])
-    one_way = written or (_ONE_WAY.search(row.text) and not _BOTH_WAYS.search(row.text))
+    said = row.said or row.text
+    one_way = written or (_ONE_WAY.search(said) and not _BOTH_WAYS.search(said))
     also = GIB if law.rule == "bandwidth" and one_way else law.also
-    factors = tuple(f * n for f in also for n in (multiples(row) if law.several else (1.0,)))
+    each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
+    counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
+    factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     targets, broken = [t for t in held[at] if t.figure], []
     for target in targets:
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         if combos and not any(_fits(c, factors) for c in combos) and not _steady(row, combos[0], factors):
             broken.append(combos[0])
-    if broken and len(broken) in (1, len(targets)):
+    if (
+        broken
+        and len(broken) in (1, len(targets))
+        and not (lent and len(targets) == 2 and targets[0].text != targets[1].text)
+    ):
+        made_of = combine(broken[0][0], broken[0][1], 1) if at == 2 else None
+        block = [r for r in row.report.lines_of_text if r.block == row.block] if lent and made_of else []
+        if made_of and any(q.value.meets(made_of.value, 0.03) for r in block for q in r.of(made)):
+            return  # the paragraph has it elsewhere
         sure = all(len(some) == 1 for some in held) and all(t.near and t.named for t in broken[0]) and not lent
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
 
@@ -162,6 +176,9 @@ WALL = re.compile(
 
 def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind != "line" else []
+    one_way = {t.kind for t in combo} == {"bandwidth", "bytes", "time"}
+    if one_way and any(t.kind == "time" and t.figure and "latency" in t.figure.label.lower() for t in combo):
+        return False  # of one message
     batch = any(t.kind == "items" and not t.figure for t in combo)  # its latency is that of the whole
     if any(re.search(law.unless, label) or (law.several and not batch and not WALL.search(label)) for label in times):
         return False
@@ -170,7 +187,10 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if len({s.replace("prompt", "input").replace("generated", "output") for s in sides}) > 1:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
-    batched = nouns == {"step", "sample"} and row.size("batch")
+    steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
+    batched = nouns == {"step", "sample"} and row.size("batch") and not steps
+    if steps and batch:
+        return False  # a batch is of samples
     return (len(nouns) < 2 or bool(batched)) and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
 
 
@@ -287,12 +307,29 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if q.kind == "flop" and row.only("flop"):
         work = (t for t in (*terms(row), trained_work(row)) if t and t.kind == "flop" and not t.figure)
         yield from ((t, 0.12 if t.text[0] == "6" else 0.05, "work") for t in work if t.near and t.named)
-    words, formats = row.clause(q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
-    if q.kind == "bytes" and re.search(r"(?i)\bkv\b", words):
+    words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
+    if q.kind == "bytes" and re.search(r"(?i)\bkv\b", row.clause(q) if row.kind == "line" else words):
         yield cache_of(row), 0.08, "work"
     elif q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
-        n = parameters(row) if len(formats) == len(row.of("bytes")) == 1 else None
+        own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
+        formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
+        n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
         least = (n or 0.0) * BITS[formats[0]] / 8 if n else 0.0
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
             yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
+        elif not n and len(formats) == 1 and row.kind == "line" and q.exact and not _CARD.match(row.text, q.end):
+            yield from _of_models(row, q, BITS[formats[0]] / 8)
+
+
+_CARD = re.compile(r"(?i) ?(?:card|gpu|of (?:v?ram|memory)|free|left|[a-z]*\W*\w* fits?\b)")
+
+
+def _of_models(row: Row, q: Quantity, each: float) -> Iterator[tuple[Term | None, float, str]]:
+    """The weights of any model that the paragraph names, with scales and embeddings."""
+    rows = [r for r in row.report.lines_of_text if r.block == row.block]
+    models = [p for r in rows for p in r.of("params") if p.exact and p.value.mid > 1e8]
+    sizes = [Interval(0.93 * p.value.lo * each, p.value.mid * each, 1.4 * p.value.hi * each) for p in models]
+    if models and not any(q.value.meets(s) for s in sizes):
+        near = min(zip(sizes, models, strict=True), key=lambda of: abs(math.log(of[0].mid / q.value.mid)))
+        yield Term("bytes", near[0], f"{near[1].text} in {8 * each:.0f} bits", (near[1].line,)), 0.0, "compression"

@@ -34,7 +34,9 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     targets = {r: q for r in body if (q := cells[r]) is not None and q.exact and q.value.mid > 0}
     # A row whose ratio is 1 is a baseline: that it equals itself confirms nothing. So is the one row that has none.
     ones = [
-        r for r, q in targets.items() if quotient and q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)
+        r
+        for r, q in targets.items()
+        if quotient and q.text[0] not in "+-−" and q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)
     ]
     told = {r: q for r, q in targets.items() if r not in ones}
     if kind in ("number", "other") or not told or (len(told) > 2 and len({q.text for q in told.values()}) == 1):
@@ -73,6 +75,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     for c in grid.columns("ratio", "percent") if quotient and best.direct else ():
         if c != index and exactly(best, {r: q for r, q in enumerate(grid.column(c)) if q}) > good:
             return
+    if quotient and 2 * good < score:
+        return  # it suits the rows roughly
     # Where the rows agree to their last digit, so must every other.
     slack = 0.01 if score >= 3 and good >= score else ODD / 2 if good >= score > 1 else ODD
     slack = slack if quotient else best.slack if best.free else max(slack, 0.04 if score > 2 or slack < ODD else 0.1)
@@ -82,8 +86,13 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     for r in odd:
         # Another baseline of the same table may be meant in this row.
         other = any(r in m.cells and m.fits(r, targets[r], 0.0) for m in rivals)
-        if not other and not best.excused(r, targets[r]):
-            yield _broken(best, targets[r], r, ask)
+        # Another column of the kind follows so: this one's may be of something else ("rate, uncompressed").
+        beside = (q for q in grid.rows[r].of(kind) if q is not targets[r] and not quotient)
+        other |= any(best.fits(r, q, FIT) for q in beside) and len(told) < 4
+        # Where all others agree to the last digit, another convention in this row is asked about.
+        excused = best.excused(r, targets[r])
+        if not other and (not excused or (good >= score > 2 and len(odd) == 1)):
+            yield _broken(best, targets[r], r, ask or excused)
     mean = sum(t.value.mid for t in targets.values()) / len(targets)
     for r, row in enumerate(grid.rows) if quotient else ():
         s = cells[r] if row.summary and r in best.cells else None

@@ -15,7 +15,7 @@ from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.work import Term, work_of
+from expertile.audit.rules.work import Term, total_of, work_of
 from expertile.audit.units import UNTYPED, product
 
 
@@ -40,7 +40,7 @@ NO_RUN = (
 _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
-    r"pipelined"
+    r"pipelined|window"
 )
 _SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|each(?! (?:stream|user|request|client))"
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
@@ -48,7 +48,8 @@ _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
 ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
-    r"from (?:\w+ )?host|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
+    r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|"
+    r"to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
     r"transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
 )
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
@@ -103,9 +104,9 @@ def derived(kinds: tuple[str, ...]) -> str:
     return min(kinds, key=lambda k: _DERIVED.index(k) if k in _DERIVED else 50 if "/" in k else 99)
 
 
-def multiples(row: Row) -> tuple[float, ...]:
+def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "concurrency")) -> tuple[float, ...]:
     """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
-    of, names = row.report.everything.of, ("batch", "gpus", "accum", "concurrency")
+    of = row.report.everything.of
     named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
     named = named if len(named) < 9 else [*dict.fromkeys(named)]
     several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
@@ -126,7 +127,10 @@ WRITTEN = re.compile(
 def terms(row: Row) -> tuple[Term, ...]:
     """The row's figures and what its sizes mean: FLOPs, tokens of a step, a batch, GPUs."""
     held = [q for q in row.quantities if q.kind == "bytes" and re.search(_HELD, q.label.lower())]
-    held = [q for q in held if not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")]  # in memory, not moved
+    each = any(q.kind.startswith("B/") for r in (row, row.before) if r for q in r.quantities)
+    held = [
+        q for q in held if not each and not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
+    ]  # in memory, not moved
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
@@ -145,6 +149,10 @@ def terms(row: Row) -> tuple[Term, ...]:
         text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
         found += [replace(found[-1], kind="token/item")] * any(t.kind == "s_per_item" for t in found)
+    lengths = [s for s in (row.size("in_len"), row.size("out_len")) if s]
+    if lengths and row.of("items_per_s") and not any(t.kind == "token/item" for t in found):
+        some = [Term("token/item", exact(s.value), f"{s.value:.0f} tokens", (s.line,), near=False) for s in lengths]
+        found += [*some, total_of(some)] if len(some) == 2 else some
     kinds = {t.kind for t in found}
     if gpus and ({"gpu*s", "time"} <= kinds or any("$" in kind for kind in kinds)):
         found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
@@ -163,10 +171,15 @@ _SPARSE = re.compile(
     r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
     r"offload|spars|gpt-?oss|deepseek"
 )
-_DRAFTED = re.compile(r"(?i)speculat|draft|medusa|eagle|lookahead")
+_DRAFTED = re.compile(
+    r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
+)
 _ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-_MODEL = re.compile(r"(?i)(?<![\w.])(\d+(?:\.\d+)?)([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))")
+_MODEL = re.compile(
+    r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
+    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
+)
 
 
 def _whole(row: Row, text: str) -> bool:
@@ -179,8 +192,10 @@ def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
         text = _PARAMS.sub(r"\2\1", text)
-        if found := {float(v) * (1e9 if of in "bB" else 1e6) for v, of in _MODEL.findall(text)}:
-            return found.pop() if len(found) == 1 and _whole(row, text) else None
+        if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in _MODEL.findall(text)}:
+            # "7B" and "7.24 B parameters" are one.
+            one = max(found) < 1.1 * min(found) and _whole(row, text)
+            return max(found, key=lambda n: found[n]) if one else None
     return None
 
 
@@ -188,7 +203,7 @@ SINGLE = re.compile(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
-_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bmodel\b|param")
+_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param")
 
 
 def weights(row: Row, q: Quantity) -> Term | None:
@@ -214,7 +229,7 @@ _SIX = re.compile(r"6 ?[·*×]? ?[NP]\b|(?i:train|token)")
 def trained_work(row: Row) -> Term | None:
     """6·N·D FLOPs (Kaplan et al. 2020, arXiv:2001.08361) of the one N and D of a line's block."""
     rows = [r for r in row.report.lines_of_text if r.block == row.block] if row.kind == "line" else []
-    n = {q.value.mid: q for r in rows for q in r.of("params") if q.exact}
+    n = {q.value.mid: q for r in rows for q in r.of("params") if q.exact and q.value.mid < 1e12}
     d = [q for r in rows for q in r.of("tokens") if q.exact and q.value.mid > 1e8]
     if len(n) != 1 or len(d) != 1 or not _SIX.search(" ".join(r.text for r in rows)):
         return None

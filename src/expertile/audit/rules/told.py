@@ -39,9 +39,9 @@ _ROSE = re.compile(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)[^.;]{0,24}\bb
 _NO_RATIO = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
-_APART = re.compile(
+APART = re.compile(
     r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previous|"
-    r"elsewhere|other|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
+    r"elsewhere|other|=0\b|disabled|turned off|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 
@@ -95,8 +95,9 @@ def ratios(report: Report) -> Iterator[Finding]:
             parts = (
                 (part, [q for q in said if any(q.start == x.start for x in part.quantities)]) for part in row.parts()
             )
-            sure = [f for part, some in parts for f in _in_sentence(part, some) if f.verdict == INCONSISTENT]
-            yield from [*sure, *_scaling(row)] or _in_sentence(row, said)
+            found = [f for part, some in parts for f in _in_sentence(part, some)]
+            sure = [f for f in found if f.verdict == INCONSISTENT]
+            yield from [*sure, *_scaling(row), *_gained(row)] or [*_in_sentence(row, said)] or found
         for kind in (*_COMPARED, "percent") if whole.kind == "line" else ():
             yield from _difference(whole, [q for q in whole.of(kind) if q.exact and _mid(q)])
 
@@ -118,7 +119,21 @@ def _difference(row: Row, held: list[Quantity]) -> Iterator[Finding]:
 
 
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
+_MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
 _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
+
+
+_GAINED = re.compile(rf"(?i)\b(\d+) {_UNITS}[^.;()]*?(?<![\d.])(\d+(?:\.\d+)?)[x×][^.;()%]*\((\d+(?:\.\d+)?) ?%")
+
+
+def _gained(row: Row) -> Iterator[Finding]:
+    """ "With 16 GPUs 15.2x (95 %), with 64 GPUs 54.1x (84.5 %)"."""
+    for m in _GAINED.finditer(row.text):
+        n, gain, share = float(m[1]), printed(m[2]), printed(m[3]) * 0.01
+        q = next((q for q in row.of("percent") if q.start <= m.start(3) < q.end), None)
+        if q and n > 1 and not share.meets(gain / n, 0.02) and share.meets(gain / n, 0.6):
+            message = f"{m[2]}x on {n:.0f} is an efficiency of {100 * gain.mid / n:.3g} %, not {q.text}"
+            yield finding(QUESTION, "ratio", f"{message}: of how many?", q)
 
 
 def _scaling(row: Row) -> Iterator[Finding]:
@@ -129,7 +144,8 @@ def _scaling(row: Row) -> Iterator[Finding]:
     counts = {n for r in near for n in r.facts.of("gpus")}
     ends = sorted(map(float, m.groups()) if m else counts or row.report.everything.of("gpus"))
     ends = [1.0, *ends] if len(ends) == 1 else ends
-    times = ends[1] / ends[0] if len(ends) == 2 else 0.0
+    said = _MANY_MORE.search(row.text)
+    times = float(said[1]) if said else ends[1] / ends[0] if len(ends) == 2 else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
     for kind in ("ratio", *TYPED) if times and len(shares) == 1 else ():
@@ -137,6 +153,7 @@ def _scaling(row: Row) -> Iterator[Finding]:
         held = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if _mid(q) and q.exact]
         held = [q for r in near for q in r.of("time", "s_per_item") if q.exact] if slower else held
         held = [q for q in held if q in row.quantities] if len(held) > 2 and not slower else held
+        held = [q for q in held if not (said and q.start == said.start(1))]
         held = held or [q for r in scaled for q in r.of(kind) if _mid(q)]
         gain = _mid(held[0]) if len(held) == 1 and kind == "ratio" else 0.0
         gain = max(map(_mid, held)) / min(map(_mid, held)) if len(held) == 2 or (held and slower) else gain
@@ -168,7 +185,8 @@ _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "f
 # What says that a ratio compares the figures before it.
 _COMPARES = re.compile(
     rf"(?i){_GAINS}[^|]{{0,24}}\||\bby\W*\||of which [^.;|]*\||\|[^|]{{0,12}}{_GAINS}|\|,? from |"
-    r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|rate|bandwidth)\b)|"
+    r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|"
+    r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
     r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
 )
 
@@ -198,7 +216,7 @@ def _change(row: Row, q: Quantity, sure: bool, last: int) -> str:
 
 def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     """A ratio that no two figures of its sentence, or of the one before, make."""
-    parts = row.of(*TYPED)
+    parts = [x for x in row.of(*TYPED) if not on_sheet(row, x)]
     two = parts if len(parts) == 2 and parts[0].kind == parts[1].kind and len(said) < 3 else []
     for q in said:
         head, tail = row.text[: q.start], row.text[q.end :]
@@ -207,8 +225,15 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) < 3 else None
         if before and not before.of("ratio", "percent") and not (own and _PARTIAL.search(row.text)):
             lent = [x for x in _compared(before) if x.kind != "params" and (not own or x.kind == own[0].kind)]
+            if not own and len(lent) == 1 and (first := before.before) and not first.of("ratio", "percent"):
+                every = [x for r in (first, before) for x in r.of(lent[0].kind)]
+                here = [x for r in row.report.lines_of_text if r.block == row.block for x in r.of(lent[0].kind)]
+                lent = every if len(every) == len(here) == 2 else lent  # "Before: … After: …"
             more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
             own += lent if len(lent) + len(own) == 2 or more else []
+        if len(own) == 1 and re.match(r"\W*(?:faster than )?real[- ]?time", tail):  # of what was said to be played
+            rows = [r for r in row.report.lines_of_text if r.block == row.block and r.line <= row.line and r is not row]
+            own += [x for r in rows for x in r.of("time")][:2]
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         several = [
@@ -220,6 +245,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         kinds = [x.kind for x in row.quantities]
         listed = len({kinds[0], *kinds[1::2]}) == 1 and not {*kinds[2::2]} - {"ratio", "percent"}
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
+        beside = bool(beside or re.search(r"\bfrom [^()]* to [^()]*\($", head[-48:]))
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
         if not several or not (sure or bracket or _COMPARES.search(_near(row, q, 32, 40))):
             continue
@@ -231,20 +257,26 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         if not size and (sure or known or not _THAN.search(q.after[:24])):
             # Where the sentence has two ratios, the other must follow.
             follow = [o for o in said if o is not q and two and _either(o, two[0], two[1])]
-            yield _wrong(q, several[-1][-2:], sure and len(follow) == len(said) - 1)
+            ahead = several[-1][-2].start - q.end  # of these two only by its place
+            far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
+            yield _wrong(q, several[-1][-2:], sure and not far and len(follow) == len(said) - 1)
 
 
 def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
     """Whether a sentence's two figures can only be what its ratio compares."""
     before, between, behind = row.text[: a.start], row.text[a.end : b.start], row.text[b.end : q.start]
     ahead = row.text[q.end : a.start]
-    if q.end <= a.start and (")" in ahead or len(ahead) > 48):
+    if q.end <= a.start and (")" in ahead or len(ahead) > (90 if ":" in ahead else 48)):
         return False  # it has figures of its own
     close = re.fullmatch(r"\W{1,3}", behind) and _OUTCOME.search(q.after) and not _THAN.search(q.after)
     # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
     last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
     # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
-    told: object = _OUTCOME.search(_near(row, q, 24, 16)) or _BY.search(row.text[: q.start])
+    told: object = (
+        (q.end <= a.start and q.text[0] in "+-−")
+        or _OUTCOME.search(_near(row, q, 24, 16))
+        or _BY.search(row.text[: q.start])
+    )
     told = told or re.fullmatch(r"\W+", behind) or "→" in between or re.search("(?<!-)->", between)
     # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
     other = re.search(r"\d", between) or re.search(r"\d ?(?:→|->) ?$", before)
@@ -257,11 +289,15 @@ _BEST = re.compile(
 _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 
 
+def near_grids(report: Report, row: Row) -> list[Grid]:
+    return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
+
+
 def retold(report: Report) -> Iterator[Finding]:
     """Each figure of a sentence against the tables within forty lines of it."""
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
-    for row in (r for r in report.lines_of_text if r.line not in in_tables and not _APART.search(r.text)):
-        near = [g for g in report.grids if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
+    for row in (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text)):
+        near = [g for g in near_grids(report, row) if g.drawn]
         for q in row.quantities if near else ():
             if q.value.mid and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]

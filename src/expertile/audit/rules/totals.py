@@ -10,11 +10,13 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
+from expertile.audit.rules.hardware import PEAK
 from expertile.audit.rules.made import TYPED, below
 from expertile.audit.units import unit_of_name
 
-_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|altogether|\bin all\b|adds? up to|end[- ]to[- ]end")
+_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
+_ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
@@ -34,7 +36,8 @@ def totals(report: Report) -> Iterator[Finding]:
                 held = []
             elif not row.summary:
                 held.append(row)
-        for c in (c for c in grid.columns("percent") if grid.drawn and _OF_ALL.search(grid.header[c])):
+        peaks = any(PEAK.search(h.lower()) for h in grid.header)
+        for c in (c for c in grid.columns("percent") if grid.drawn and not peaks and _OF_ALL.search(grid.header[c])):
             of = [q for row in grid.body if (q := row.figure(c))]
             if len(of) == len(grid.body) > 1:
                 yield from _whole(of, 1.02 + 0.005 * len(of), 1.0)
@@ -74,7 +77,8 @@ def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Ite
     """A sum, of which one part may be left out, or a mean that the parts do not make."""
     means = _may_be([x.value for x in parts], total and not mean)
     means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
-    if not any(q.value.meets(m, 0.03 if total else 0.012) for m in means):
+    slacks = [0.03 if total else 0.012, *(0.005 for _ in means)]
+    if not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
         made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
         yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
@@ -107,7 +111,13 @@ def _listed(row: Row) -> Iterator[Finding]:
     shares = row.of("percent")
     if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
         yield from _whole(shares, 1.025, 0.975)
-    for q in (q for q in row.of(*TYPED, "ratio", "money", "energy") if q.exact):
+    elif (
+        len(shares) > 2
+        and re.search(r"\b[Oo]f (?:the|a|our|its|these) \W*\d", row.text)
+        and all(q.exact for q in shares)
+    ):
+        yield from _whole(shares, 1.025, 0.0)
+    for q in (q for q in row.of(*TYPED, "ratio", "money", "energy", "percent") if q.exact):
         words = q.label[-30:]
         if re.match(r", ?(?:and )?\d| ?\+", row.text[q.end :]):
             continue  # one of a list
@@ -115,7 +125,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         if re.search(r"\) ?(?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
             words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
-        if not (total or mean):
+        mean = mean or _ON_AVERAGE.match(row.text, q.end)
+        if not (total or mean) or (q.kind == "percent" and total):
             continue
         lines = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
         lines = lines if row.report.blocks[row.block].kind == "prose" else []
@@ -200,7 +211,11 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
         plain = re.sub(r"[_/]", " ", label.lower())
         ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-40:])
         sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
-        if sure_of and q.kind in ("time", "s_per_token", "s_per_item") and len(ranks) + bool(mean) == 1:
+        # Of rates a high percentile may be a low one.
+        least_most = not any(p or th for _, p, th, _, _ in ranks)
+        bare = q.kind == "number" and sure and q.column > 0
+        timed = q.kind in ("time", "s_per_token", "s_per_item") or bare or (q.kind in TYPED[1:5] and least_most)
+        if sure_of and timed and len(ranks) + bool(mean) == 1:
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
             name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain))) if sure else ""
@@ -214,5 +229,6 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool) -> Iterator[Findin
             if above or (low == -1 and high == 0 and b.value.lo > 1.005 * a.value.hi):
                 names = [f"{f'percentile {r:.0f}' if r >= 0 else 'the mean'}, {held[r].text}" for r in (low, high)]
                 message = f"{names[0]}, and {names[1]}, are in the wrong order"
-                yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)
+                certain = sure and b.kind != "number"
+                yield finding(INCONSISTENT if certain else QUESTION, "order", message, b, a)
                 break

@@ -1,7 +1,9 @@
 """The FLOPs that a row's sizes mean."""
 
 import itertools
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -50,8 +52,55 @@ PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
 CAUSAL = (2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5)
 
 
+@dataclass(frozen=True)
+class Formula:
+    """`work` of the columns that have these `names`, one of several each; `words` must stand near the row."""
+
+    words: str
+    names: str
+    work: Callable[..., float]
+    text: str
+
+
+def _conv(n: float, c: float, h: float, w: float, k: float, r: float, s: float, stride: float, pad: float) -> float:
+    p, q = ((x + 2 * (pad if pad >= 0 else (f - 1) // 2) - f) // stride + 1 for x, f in ((h, r), (w, s)))
+    return 2 * n * k * c * r * s * p * q
+
+
+def _fft(length: float, batch: float) -> float:
+    return 5 * batch * length * math.log2(max(length, 2))
+
+
+# A size in square brackets may be missing; then it is the number behind the sign.
+FORMULAS = (
+    Formula(
+        "", "n|batch c|cin|in_channels h w k|cout|out_channels r s [stride=1] [pad|padding=-1]", _conv, "2·NKCRSPQ"
+    ),
+    Formula(r"hpl|linpack|\blu\b", "n", lambda n: 2 / 3 * n**3 + 2 * n**2, "2/3·{:.0f}³"),
+    Formula(r"fft|\bc2c\b", "length|n|size|nx|points [batch|batches=1]", _fft, "5·{:.0f}·log2·{:.0f}"),
+    Formula(r"cholesky|potrf", "n", lambda n: n**3 / 3, "{:.0f}³/3"),
+    Formula(r"gemv|matvec", "m|rows n|cols|columns", lambda m, n: 2 * m * n, "2·{:.0f}·{:.0f}"),
+    Formula(r"spmv|sparse", "nnz|nonzeros|non-zeros", lambda nnz: 2 * nnz, "2·{:.0f}"),
+)
+
+
+def _by_formula(row: Row) -> Term | None:
+    for of in FORMULAS:
+        sizes = []
+        for names in of.names.split():
+            forms, _, default = names.strip("[]").partition("=")
+            held = [row.bare[n] for n in forms.split("|") if n in row.bare]
+            sizes += held[:1] or ([float(default)] if default else [])
+        if len(sizes) == len(of.names.split()) and re.search(of.words, f"{row.words} {row.lead.lower()}"):
+            text = of.text.format(*sizes) + " FLOP"
+            return Term("flop", exact(of.work(*sizes)), text, (row.line,), None, PLAIN)
+    return None
+
+
 def work_of(row: Row) -> Term | None:
     """What the row computed; None where its sizes are not known."""
+    if row.kind == "table" and (made := _by_formula(row)):
+        return made
     text, words = row.text.lower(), f"{row.words} {row.lead.lower()}"
     counts = tuple(s.value for name in ("batch", "experts", "gpus", "heads") if (s := row.size(name)) and s.value > 1)
 
@@ -104,6 +153,8 @@ def work_of(row: Row) -> Term | None:
 def cache_of(row: Row) -> Term | None:
     """The bytes of a KV cache: two tensors for each layer, KV head and token."""
     kv, heads, seq, batch = (row.size(name) for name in ("kv_heads", "heads", "seq", "batch"))
+    tokens = row.only("tokens") or (row.before.only("tokens") if row.before else None)
+    seq = seq or (Size(tokens.value.mid, tokens.line, True) if tokens else None)
     found = [s for s in (row.size("layers"), kv or heads, row.size("head_dim"), seq) if s]
     if len(found) < 3 + bool(seq) or not (seq or re.search(r"(?i)(?:per|each|every|one) token", row.text)):
         return None
