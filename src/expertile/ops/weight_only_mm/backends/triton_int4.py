@@ -31,8 +31,7 @@ from expertile.ops.grouped_mm.persistent import best_group_m, groups_p2, mean_ti
 from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
-from expertile.ops.launch.kernels import met
-from expertile.ops.launch.launch import Launch, Pointer
+from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.backends._triton_kernel import weight_only_kernel
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
