@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n. (Triton's own costs a call of an operator 2 us on the host.)"""
-    return 1 << max(0, n - 1).bit_length()
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least n and `least`, itself one. (Triton's own costs an operator's call 2 us
+    on the host.) A kernel compiled for it serves all smaller sizes: the larger `least`, the fewer are compiled."""
+    return max(least, 1 << max(0, n - 1).bit_length())
 
 
 def offs_from_sizes(sizes: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:

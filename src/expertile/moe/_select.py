@@ -136,7 +136,7 @@ def select_backward(
     tokens, experts = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     dlogits = torch.empty((tokens, experts), dtype=logits.dtype, device=logits.device)
-    experts_p2 = max(32, power_of_two(experts))
+    experts_p2 = power_of_two(experts, 32)
     block_t = _block_t(tokens, experts_p2, plan.batch_invariant)
     grads = (None if g is None else g.contiguous() for g in (dweights, dscores))
     launch(

@@ -204,9 +204,9 @@ def _empty(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
 def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     offs, rows, slots, positions = parts = _empty(topk_ids, num_experts)
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
-    experts_p2, pdl = max(32, power_of_two(num_experts)), supports_pdl(topk_ids)
+    experts_p2, pdl = power_of_two(num_experts, 32), supports_pdl(topk_ids)
     if num_slots <= SMALL:
-        slots_p2 = max(128, power_of_two(num_slots))
+        slots_p2 = power_of_two(num_slots, 128)
         launch(
             _sort_kernel,
             1,
@@ -230,7 +230,7 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
         num_warps=4,
         pdl=pdl,
     )
-    chunk = min(2048, max(128, power_of_two(blocks)))
+    chunk = min(2048, power_of_two(blocks, 128))
     launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk, pdl), num_warps=4, pdl=pdl)
     launch(
         _place_kernel,

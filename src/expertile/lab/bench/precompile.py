@@ -18,6 +18,7 @@ from expertile.lab.race.operands import make_operands
 from expertile.lab.race.workloads import RAGGED_DIM, GroupedWorkload
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ragged import power_of_two
 
 _BLOCK = 256  # every tile size divides it, so remainders by any tile are kept
 _PROCESS_BYTES = 2 << 30  # device memory that one process may take, its context included
@@ -37,7 +38,7 @@ def shrink(workload: GroupedWorkload) -> GroupedWorkload:
     of two that holds the groups, and whether integers are 1 or multiples of 16, on which Triton specialises."""
     w = workload
     m, n, k = (x if x < _BLOCK else _BLOCK + x % _BLOCK for x in (w.m, w.n, w.k))
-    groups = _like(w.groups, max(32, 1 << (w.groups - 1).bit_length()))
+    groups = _like(w.groups, power_of_two(w.groups, 32))
     sizes = (16,) * (groups - 1)
     fields: dict[str, Any] = {"name": "shrunk", "preset": "", "routing": "", "note": "", "m": m, "n": n, "k": k}
     if w.layout is Layout.BATCHED:

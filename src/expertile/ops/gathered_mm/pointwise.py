@@ -22,6 +22,7 @@ import triton.language as tl
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward, deinterleave
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
+from expertile.ragged import power_of_two
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def column_block(cols: int, most: int) -> int:
     divisor = min(most, cols & -cols)
     if divisor >= min(_LEAST_COLUMNS, most):
         return divisor
-    return min(most, max(16, 1 << (cols - 1).bit_length()))
+    return min(most, power_of_two(cols, 16))
 
 
 def _cut(cols: int, config: Config) -> tuple[int, int, bool]:

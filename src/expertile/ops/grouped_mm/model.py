@@ -19,7 +19,7 @@ from expertile.device import Device
 from expertile.ops.backend import Estimate, Speed
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import tiles_per_group
+from expertile.ragged import power_of_two, tiles_per_group
 
 # Host reads of offs on a GPU wait for everything queued before it.
 HOST_SYNC_S = 25e-6
@@ -91,7 +91,7 @@ def wave_flops(problem: Problem, device: Device, tile: tuple[int, int], equal: b
     else:
         across = problem.m if problem.layout is Layout.RAGGED_N else problem.n
         # Small groups run on lower tiles: no kernel here is bound to 128 rows.
-        height = min(tile_m, max(16, 1 << max(0, max(sizes, default=1) - 1).bit_length()))
+        height = min(tile_m, power_of_two(max(sizes, default=1), 16))
         tiles = math.ceil(sum(tiles_per_group(sizes, height)) * math.ceil(across / tile_n) * height / tile_m)
         depth = problem.k
     waves = math.ceil(tiles / device.sm_count)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.device import power_of_two
+from expertile.ragged import power_of_two
 
 RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
 
@@ -168,7 +168,7 @@ def groups_p2(problem: Problem) -> int:
     """GROUPS_P2, the power of two that the groups' plan is padded to; 32 where no kernel makes one."""
     if problem.layout not in (Layout.RAGGED_M, Layout.RAGGED_N):
         return 32
-    return power_of_two(problem.groups)
+    return power_of_two(problem.groups, 32)
 
 
 def best_group_m(problem: Problem, block_m: int, block_n: int, programs: int, l2_bytes: int) -> int:

@@ -32,11 +32,6 @@ def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int =
     return max(1, min(resident, tiles_at_most))
 
 
-def power_of_two(x: int, least: int = 32) -> int:
-    """At least x and `least`: a kernel compiled for that size serves all smaller ones, so that few are compiled."""
-    return max(least, 1 << (x - 1).bit_length())
-
-
 def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current GPU: make it `device` if it isn't."""
     if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():

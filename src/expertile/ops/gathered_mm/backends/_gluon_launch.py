@@ -15,9 +15,10 @@ from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import power_of_two, torch_device
+from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ragged import power_of_two
 
 _VECTOR = 8  # elements of a 16-byte copy
 
@@ -78,7 +79,7 @@ def _launch(p: GatherProblem, config: Any, bias_dtype: torch.dtype, device: int,
         GATHERED=p.gathered,
         B_K_MAJOR=p.b_strides[1] == 1,
         HAS_BIAS=p.has_bias,
-        GROUPS_POW2=power_of_two(p.groups),
+        GROUPS_POW2=power_of_two(p.groups, 32),
         BLOCK_M=config.block_m,
         ROWS=config.rows,
         BLOCK_N=config.block_n,

@@ -29,8 +29,9 @@ from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.device import power_of_two, starts_early
+from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import tile_counter
+from expertile.ragged import power_of_two
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))
@@ -83,7 +84,7 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "computes products that gather rows of a, nothing else"
     if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
-    if Config().smem_bytes(p.product, power_of_two(p.groups), 4 * p.has_bias) > device.smem_bytes:
+    if Config().smem_bytes(p.product, power_of_two(p.groups, 32), 4 * p.has_bias) > device.smem_bytes:
         return f"lists experts in shared memory, which {p.groups} of them exceed"
     return nvrtc.missing()
 
@@ -156,7 +157,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
         tensors = (None if x is None else x.data_ptr() for x in given)
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
-        kernel = _kernel(config, _key(p), nbytes, power_of_two(p.groups), o.a.get_device())
+        kernel = _kernel(config, _key(p), nbytes, power_of_two(p.groups, 32), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
         arguments = (*_weights(p, o.b), *tensors, *sizes)
         kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))

@@ -12,9 +12,10 @@ from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends._gluon_kernel import Shape, grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks, matrix, ragged
-from expertile.ops.launch.device import power_of_two, starts_early, torch_device
+from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ragged import power_of_two
 
 
 @lru_cache(maxsize=1024)
@@ -58,7 +59,7 @@ def _launch(
         A_K_MAJOR=a_k_major,
         B_K_MAJOR=b_k_major,
         HAS_BIAS=p.has_bias,
-        GROUPS_POW2=power_of_two(p.groups),
+        GROUPS_POW2=power_of_two(p.groups, 32),
         CONSUMERS=config.consumers,
         ROWS=rows,
         A_BOX=box,

@@ -11,12 +11,13 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import power_of_two, starts_early, torch_device
+from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import Shape, scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Operands, Recipe, ScaledProblem
+from expertile.ragged import power_of_two
 
 
 @lru_cache(maxsize=1024)
@@ -38,7 +39,7 @@ def _launch(
         b = Blocks((1, p.n, p.k), (p.n * p.b_strides[1], p.b_strides[1], 1), (1, cols, BLOCK))
         c = Blocks((p.groups, p.m, p.n), strides, (1, rows, cols))
     consumers = config.consumers
-    groups_pow2 = power_of_two(p.groups)
+    groups_pow2 = power_of_two(p.groups, 32)
     consumer_regs, producer_regs = (152, 56) if consumers == 3 else (232, 40)
     if config.block_n > 128 and p.recipe is Recipe.BLOCK:  # with these the fewest values spill, most often none
         consumer_regs, producer_regs = (

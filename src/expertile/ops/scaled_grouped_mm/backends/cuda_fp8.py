@@ -29,9 +29,10 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper.limits import other_architecture
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.device import power_of_two, starts_early
+from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import tile_counter
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
+from expertile.ragged import power_of_two
 
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu")))
 _ROWS = 128  # of a tile: two consumers of 64
@@ -109,7 +110,7 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
         return "takes no bias"
     if p.out_dtype not in (torch.bfloat16, torch.float16):
         return f"writes bfloat16 or float16, not {p.out_dtype}"
-    if Config().smem_bytes(power_of_two(p.groups), power_of_two(p.k_blocks, 64)) > device.smem_bytes:
+    if Config().smem_bytes(power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64)) > device.smem_bytes:
         return f"lists groups and scales in shared memory, which {p.groups} groups of {p.k} summands exceed"
     if not (p.a_aligned and p.b_aligned):
         return "TMA needs base addresses that are multiples of 16 bytes"
@@ -200,7 +201,7 @@ def _queue(p: ScaledProblem, o: Operands, config: Config, out: torch.Tensor) -> 
         maps = _maps(p, o, config, scale_a, out)
         tensors = (o.offs, o.scale_b, out, tile_counter(config.dynamic, out))
         sizes = (p.groups, p.n, p.k, *p.scale_b_strides, out.stride(0) * 2)
-        groups, k_blocks = power_of_two(p.groups), power_of_two(p.k_blocks, 64)
+        groups, k_blocks = power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64)
         kernel = _kernel(config, p.out_dtype, groups, k_blocks, out.get_device())
         programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
         arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)

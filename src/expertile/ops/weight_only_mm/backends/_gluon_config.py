@@ -21,6 +21,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
+from expertile.ragged import power_of_two
 
 # Scales that multiply a weight where it is unpacked, and what unpacking 64 x 128 weights takes a scheduler, in clocks.
 _IN_UNPACKING = ("fused", "mxfp4")
@@ -105,7 +106,7 @@ class Config:
         unpacked = self.cols * slab // 128 * (1 if self.block_k == 2 * slab else 2)
         # A thread's rows, cols / 32 of them, have two factors and a summand each, where scaled weights have two scales.
         scales = self.cols // 32 if self.scale in _IN_UNPACKING else 0
-        groups = max(32, 1 << (p.groups - 1).bit_length())
+        groups = power_of_two(p.groups, 32)
         plan = groups // 32 * (2 if groups <= 128 else 1)
         return of_sum * sums + unpacked + scales + plan + 36
 

@@ -14,6 +14,7 @@ from expertile.ops.hopper import limits
 from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
+from expertile.ragged import power_of_two
 
 _MAX_GROUPS = 512
 
@@ -32,7 +33,7 @@ def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
     return {
         "LAYOUT": "ragged_m",
         "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": max(32, 1 << (p.groups - 1).bit_length()),
+        "GROUPS_POW2": power_of_two(p.groups, 32),
         "CONSUMERS": config.consumers,
         "COLS": config.cols,
         "BLOCK_M": config.block_m,
