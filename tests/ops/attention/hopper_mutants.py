@@ -39,7 +39,7 @@ BACKWARD = {
     "the held rows are given back while gradients leave": Fault(_CONSUMERS, "tma.store_wait(0)", nth=...),
     "no fence before gradients leave": Fault(_CONSUMERS, "fence_async_shared()", nth=...),
     "statistics do not count as bytes": Fault(
-        "_load_stage",
+        "load_stage",
         "mbarrier.expect(p_.b_full.index(i_), _)",
         "mbarrier.expect(p.b_full.index(i), p.a_desc.block_type.nbytes)",
     ),

@@ -14,8 +14,6 @@ A consumer never waits for its last product before it queues the next block's fi
 
 # ruff: noqa: SIM102  (compile-time conditions stand alone)
 
-from typing import NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,70 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends import _hopper_tiles as tiling
-from expertile.ops.hopper.context import context
+from expertile.ops.attention.backends._hopper_pass import Backward, as_left, load_held, load_stage, padded_start
 from expertile.ops.hopper.prologue import make_barriers, slots, specialise
-from expertile.ops.launch.versions import tma_load
-
-
-class PassShape(NamedTuple):
-    """What the backward kernel is compiled for: dQ, or dK and dV; HELD rows, ROWS for each consumer, in SLOTS buffers,
-    and blocks of BLOCK rows in STAGES. AHEAD: see `_dkdv_block`."""
-
-    DQ: bool
-    CAUSAL: bool
-    VARLEN: bool
-    D: int
-    CONSUMERS: int
-    ROWS: int
-    HELD: int
-    BLOCK: int
-    STAGES: int
-    SLOTS: int
-    AHEAD: bool
-    STAT_PAD: int
-
-
-@context
-class Backward:
-    """What every partition is handed. x, y: the rows that consumers hold (K and V, or Q and dO); a, b: the blocks gone
-    over (Q and dO, or K and V)."""
-
-    x_desc: tma.tensor_descriptor
-    y_desc: tma.tensor_descriptor
-    a_desc: tma.tensor_descriptor
-    b_desc: tma.tensor_descriptor
-    dx_desc: tma.tensor_descriptor
-    dy_desc: tma.tensor_descriptor
-    lse_desc: tma.tensor_descriptor
-    delta_desc: tma.tensor_descriptor
-    x_smem: gl.shared_memory_descriptor
-    y_smem: gl.shared_memory_descriptor
-    a_smem: gl.shared_memory_descriptor
-    b_smem: gl.shared_memory_descriptor
-    lse_smem: gl.shared_memory_descriptor
-    delta_smem: gl.shared_memory_descriptor
-    held_full: gl.shared_memory_descriptor
-    held_empty: gl.shared_memory_descriptor
-    a_full: gl.shared_memory_descriptor
-    a_empty: gl.shared_memory_descriptor
-    b_full: gl.shared_memory_descriptor
-    b_empty: gl.shared_memory_descriptor
-    lse_ptr: gl.tensor
-    delta_ptr: gl.tensor
-    cu_q_ptr: gl.tensor
-    cu_k_ptr: gl.tensor
-    tiles: gl.tensor
-    H: gl.tensor
-    GROUP: gl.tensor
-    HEADS: gl.tensor
-    SECTION: gl.tensor
-    LQ: gl.tensor
-    LK: gl.tensor
-    stat_stride_b: gl.tensor
-    stat_stride_h: gl.tensor
-    scale: gl.tensor
-    scale_log2: gl.tensor
-    shape: PassShape
 
 
 @gluon.jit
@@ -107,53 +43,6 @@ def _query_blocks(p, n, q_len, k_len):
 
 
 @gluon.jit
-def _padded_start(p, q_start, batch):
-    """Where a sequence's row statistics start: each sequence's rows are padded to multiples of STAT_PAD."""
-    if p.VARLEN:
-        return (q_start + batch * p.STAT_PAD) // p.STAT_PAD * p.STAT_PAD
-    else:
-        return 0
-
-
-@gluon.jit
-def _load_held(p, batch, head, start, length, row, tile):
-    """TMA of the rows that the consumers hold: K and V, or Q and dO."""
-    HELD_BYTES: gl.constexpr = p.x_desc.block_type.nbytes
-    slot = tile % p.SLOTS
-    for w in gl.static_range(p.CONSUMERS):
-        at = slot * p.CONSUMERS + w
-        mbarrier.wait(p.held_empty.index(at), ((tile // p.SLOTS) & 1) ^ 1)
-        mbarrier.expect(p.held_full.index(at), 2 * HELD_BYTES)
-        first, full = row + w * p.ROWS, p.held_full.index(at)
-        tiling.load_rows(p.x_desc, batch, head, start, length, first, full, p.x_smem.index(at), p.VARLEN)
-        tiling.load_rows(p.y_desc, batch, head, start, length, first, full, p.y_smem.index(at), p.VARLEN)
-
-
-@gluon.jit
-def _load_stage(p, batch, head, start, length, row, stats, step, OF_Q: gl.constexpr):
-    """TMA of one block of what is gone over: (Q, LSE) and (dO, delta), or K and V."""
-    NBYTES: gl.constexpr = p.a_desc.block_type.nbytes + (p.lse_desc.block_type.nbytes if OF_Q else 0)
-    i = step % p.STAGES
-    phase = ((step // p.STAGES) & 1) ^ 1
-    mbarrier.wait(p.a_empty.index(i), phase)
-    mbarrier.expect(p.a_full.index(i), NBYTES)
-    tiling.load_rows(p.a_desc, batch, head, start, length, row, p.a_full.index(i), p.a_smem.index(i), p.VARLEN)
-    if OF_Q:
-        tma_load(p.lse_desc, [stats + row], p.a_full.index(i), p.lse_smem.index(i))
-    mbarrier.wait(p.b_empty.index(i), phase)
-    mbarrier.expect(p.b_full.index(i), NBYTES)
-    tiling.load_rows(p.b_desc, batch, head, start, length, row, p.b_full.index(i), p.b_smem.index(i), p.VARLEN)
-    if OF_Q:
-        tma_load(p.delta_desc, [stats + row], p.b_full.index(i), p.delta_smem.index(i))
-
-
-@gluon.jit
-def _as_left(p, x):
-    """A result of the tensor cores, rounded, as the left operand of the next product: the same registers."""
-    return gl.convert_layout(x.to(p.a_desc.dtype), gl.DotOperandLayout(0, tiling.accumulator(p.D), 2))
-
-
-@gluon.jit
 def _dkdv_producer(p):
     step = 0
     tile = 0
@@ -161,13 +50,13 @@ def _dkdv_producer(p):
         batch, kv_head, n = tiling.locate(p, t, p.LK, p.H // p.GROUP, p.HELD, False)
         q_start, q_len, k_start, k_len = tiling.lengths(p, batch)
         if n < k_len:
-            _load_held(p, batch, kv_head, k_start, k_len, n, tile)
+            load_held(p, batch, kv_head, k_start, k_len, n, tile)
             first, _full, end = _query_blocks(p, n, q_len, k_len)
             for g in range(p.GROUP):
                 head = kv_head * p.GROUP + g
-                stats = batch * p.stat_stride_b + head * p.stat_stride_h + _padded_start(p, q_start, batch)
+                stats = batch * p.stat_stride_b + head * p.stat_stride_h + padded_start(p, q_start, batch)
                 for j in range(first, end):
-                    _load_stage(p, batch, head, q_start, q_len, j * p.BLOCK, stats, step, True)
+                    load_stage(p, batch, head, q_start, q_len, j * p.BLOCK, stats, step, True)
                     step += 1
             tile += 1
 
@@ -220,10 +109,10 @@ def _dkdv_block(p, k, v, s, dp, dk, dv, keys, j, j_next, full, step, AHEAD: gl.c
         s, dp = _queue_dkdv(p, k, v, step, keys, j * p.BLOCK, j < full, s_layout)
         s = warpgroup_mma_wait(1, (s,))
     probs = gl.exp2(s * p.scale_log2)
-    dv = warpgroup_mma(_as_left(p, probs), do, dv, is_async=True)
+    dv = warpgroup_mma(as_left(p, probs), do, dv, is_async=True)
     if not p.AHEAD:
         dp = warpgroup_mma_wait(1, (dp,))
-    dk = warpgroup_mma(_as_left(p, probs * dp), q, dk, is_async=True)
+    dk = warpgroup_mma(as_left(p, probs * dp), q, dk, is_async=True)
     if AHEAD:
         s, dp = _queue_dkdv(p, k, v, step + 1, keys, j_next * p.BLOCK, j_next < full, s_layout)
         dk, dv = warpgroup_mma_wait(2, (dk, dv))
@@ -288,11 +177,11 @@ def _dq_producer(p):
         batch, head, m = tiling.locate(p, t, p.LQ, p.H, p.HELD, True)
         q_start, q_len, k_start, k_len = tiling.lengths(p, batch)
         if m < q_len:
-            _load_held(p, batch, head, q_start, q_len, m, tile)
+            load_held(p, batch, head, q_start, q_len, m, tile)
             blocks, _full = tiling.key_blocks(p, m, p.HELD, p.BLOCK, q_len, k_len)
             for j in range(blocks):
                 n = (blocks - 1 - j) * p.BLOCK
-                _load_stage(p, batch, head // p.GROUP, k_start, k_len, n, 0, step, False)
+                load_stage(p, batch, head // p.GROUP, k_start, k_len, n, 0, step, False)
                 step += 1
             tile += 1
 
@@ -330,7 +219,7 @@ def _dq_block(p, q, do, s, dp, dq, lse, delta, n, masked, last_key, step, AHEAD:
     if not p.AHEAD:
         dp = warpgroup_mma_wait(0, (dp,))
         mbarrier.arrive(p.b_empty.index(i), count=1)
-    dq = warpgroup_mma(_as_left(p, probs * (dp + gl.expand_dims(delta, 1))), k, dq, is_async=True)
+    dq = warpgroup_mma(as_left(p, probs * (dp + gl.expand_dims(delta, 1))), k, dq, is_async=True)
     if AHEAD:
         s, dp = _queue_dq(p, q, do, step + 1, s_layout)
         dq = warpgroup_mma_wait(2, (dq,))
@@ -355,7 +244,7 @@ def _dq_consumer(p, CONSUMER: gl.constexpr):
             last_key = gl.full((p.ROWS,), 0, gl.int32, gl.SliceLayout(1, s_layout)) + (k_len - 1)
             if p.CAUSAL:
                 last_key = gl.minimum(last_key, rows + (k_len - q_len))
-            stats = batch * p.stat_stride_b + head * p.stat_stride_h + _padded_start(p, q_start, batch) + rows
+            stats = batch * p.stat_stride_b + head * p.stat_stride_h + padded_start(p, q_start, batch) + rows
             lse = gl.load(p.lse_ptr + stats) * p.scale_log2
             delta = gl.load(p.delta_ptr + stats)
             at = tile % p.SLOTS * p.CONSUMERS + CONSUMER
@@ -443,7 +332,7 @@ def attention_backward_kernel(
     a_full, a_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
     b_full, b_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
     fence_async_shared()
-    p = Backward(  # type: ignore[call-arg]
+    p = Backward(
         (x_desc, y_desc, a_desc, b_desc, dx_desc, dy_desc, lse_desc, delta_desc),
         (x_smem, y_smem, a_smem, b_smem, lse_smem, delta_smem),
         (held_full, held_empty, a_full, a_empty, b_full, b_empty),

@@ -17,7 +17,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, lse_strides, new_lse
 from expertile.ops.attention.backends import _statistics
-from expertile.ops.attention.backends._hopper_backward import PassShape, attention_backward_kernel
+from expertile.ops.attention.backends._hopper_backward import attention_backward_kernel
 from expertile.ops.attention.backends._hopper_configs import (
     BackwardConfig,
     ForwardConfig,
@@ -27,6 +27,7 @@ from expertile.ops.attention.backends._hopper_configs import (
     padded_dim,
 )
 from expertile.ops.attention.backends._hopper_forward import ForwardShape, attention_forward_kernel
+from expertile.ops.attention.backends._hopper_pass import PassShape
 from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.problem import Problem, row_strides
 from expertile.ops.launch.blocks import Blocks
