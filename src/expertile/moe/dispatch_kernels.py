@@ -81,7 +81,7 @@ def _token_keys_kernel(
     i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < pairs
     token, rank = i // s.WORLD, i % s.WORLD
-    first = tl.full([s.BLOCK], s.CHUNKS, tl.int32)
+    first = tl.zeros_like(i) + s.CHUNKS
     for j in range(s.TOP_K):
         _, key = _id_and_key(ids_ptr, table_ptr, token * s.TOP_K + j, there, experts)
         hit = there & (key < s.KEYS) & (key % s.WORLD == rank)
@@ -196,7 +196,7 @@ def _unpack_kernel(
     if s.FIXED:
         segment = row // capacity
     else:
-        segment = tl.zeros([s.BLOCK], tl.int32)
+        segment = tl.zeros_like(i)
         end = tl.zeros([], tl.int32)
         for part in range(s.KEYS - 1):
             end += tl.load(lengths_ptr + part % s.WORLD * (2 * s.CHUNKS) + part // s.WORLD)

@@ -36,16 +36,17 @@ class Config:
     tokens: int = 1
 
 
-def default_config(cols: int, itemsize: int, tokens: int = 1) -> Config:
-    """One 16-byte load a thread for each of a token's rows: k of them are in flight at a time. Of many tokens with
-    narrow rows a program takes several: a multiprocessor holds 32 programs, whose single warps would be half of those
-    that it has room for."""
+def default_config(cols: int, itemsize: int, tokens: int = 1, top_k: int = 1) -> Config:
+    """One 16-byte load a thread for each of a token's rows: k of them are in flight at a time. Where k is small, a
+    program takes several of many tokens with narrow rows: a multiprocessor holds 32 programs, whose single warps would
+    be half of those that it has room for."""
     block = column_block(cols, 8192 // itemsize // 4)
     warps = max(1, min(8, block * itemsize // 512))
-    together = max(1, 4 // warps) if tokens >= _MANY_TOKENS else 1
+    together = max(1, 4 // warps) if tokens >= _MANY_TOKENS and top_k <= _FEW_ROWS else 1
     return Config(block, warps * together, together)
 
 
+_FEW_ROWS = 4  # at 8, 4 KB of a warp's loads are on their way already, and sums of four tokens take 6 % longer
 _MANY_TOKENS = 4096  # enough for some programs of four on each multiprocessor
 _MOST_UNROLLED = 32
 # Bytes of y up to which the kernel starts before the product that writes y is done. It saves 1 to 2 us; but where much
@@ -169,7 +170,7 @@ def forward(
     y, positions = _rows(y), positions.contiguous()
     weights = None if weights is None else weights.contiguous()
     if config is None:
-        config = default_config(cols, y.element_size(), tokens)
+        config = default_config(cols, y.element_size(), tokens, top_k)
     block = column_block(cols, config.columns)
     unit = 16 if y.stride(0) % 16 == 0 else 1
     pdl = positions.numel() * cols * y.element_size() <= _PDL_NBYTES and supports_pdl(y)
