@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from expertile.ops.pointwise.laplacian import laplacian
     from expertile.ops.quantize.api import (
         quantize_activations,
+        quantize_per_row,
         quantize_rms_norm,
         quantize_swiglu,
         quantize_tokens,
@@ -55,6 +56,7 @@ _LATER = {
     "layer_norm": "expertile.ops.rows.layer_norm",
     "moe_mlp": "expertile.moe",
     "quantize_activations": "expertile.ops.quantize.api",
+    "quantize_per_row": "expertile.ops.quantize.api",
     "quantize_rms_norm": "expertile.ops.quantize.api",
     "quantize_swiglu": "expertile.ops.quantize.api",
     "quantize_tokens": "expertile.ops.quantize.api",
@@ -87,6 +89,7 @@ __all__ = [
     "layer_norm",
     "moe_mlp",
     "quantize_activations",
+    "quantize_per_row",
     "quantize_rms_norm",
     "quantize_swiglu",
     "quantize_tokens",

@@ -13,6 +13,7 @@ from tests.ops.quantize.test_api import (
     DTYPES,
     assert_near,
     assert_same,
+    check_per_row,
     check_rows,
     check_tokens,
     check_weights,
@@ -35,12 +36,15 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("shape", [(1, 128), (1000, 7168), (513, 2048), (77, 2880), (300, 1001), (3, 17)])
 def test_rows(shape, dtype, power_of_two):
     check_rows(data(*shape, dtype=dtype).cuda(), power_of_two)
+    if not power_of_two:
+        check_per_row(data(*shape, dtype=dtype).cuda())
 
 
 def test_odd_blocks():
     for dtype in (torch.float32, torch.bfloat16):
         for power_of_two in (False, True):
             check_rows(odd_blocks().to(dtype).cuda(), power_of_two)
+        check_per_row(odd_blocks().to(dtype).cuda())
     check_weights(odd_blocks().cuda())
     check_tokens(odd_blocks().cuda(), (5, 2))
 

@@ -25,6 +25,7 @@ from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.grouped_mm.backends import BACKENDS as GROUPED
 from expertile.ops.quantize.api import (
     quantize_activations,
+    quantize_per_row,
     quantize_rms_norm,
     quantize_swiglu,
     quantize_tokens,
@@ -308,6 +309,7 @@ def _quantised(d: Data) -> Iterator[tuple[str, Callable[[], Tensors]]]:
         return tuple(t for part in parts for t in part)
 
     yield "activations", lambda: flat(quantize_activations(x))
+    yield "activations per row", lambda: flat(quantize_per_row(x))
     yield "activations both ways", lambda: flat(*quantize_activations(x, offs=d.offs))
     yield "tokens", lambda: flat(*quantize_tokens(x, d.offs))
     yield "weights", lambda: flat(quantize_weights(w))

@@ -9,6 +9,7 @@ import torch
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.quantize.api import (
     quantize_activations,
+    quantize_per_row,
     quantize_rms_norm,
     quantize_swiglu,
     quantize_tokens,
@@ -74,6 +75,13 @@ def assert_same(made, truth, where="", turned=False):
         differ = int(((got != want) & ~nan).sum())
         assert differ == 0, f"{where} {name}: {differ} of {got.numel()} differ"
     assert made.block == truth.block
+
+
+def check_per_row(x):
+    made, truth = quantize_per_row(x), Fp8Blocks.quantize(x, (1, x.shape[-1]))
+    assert made.block == truth.block and made.scales.is_contiguous() and made.values.is_contiguous()
+    for got, want in ((made.scales, truth.scales), (made.values.float(), truth.values.float())):
+        assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(0), want.nan_to_num(0))
 
 
 def check_rows(x, power_of_two=False):
@@ -204,6 +212,7 @@ else:
         opcheck(ops.quantize_rows.default, (x, "swiglu", None, 0.0, False), test_utils=tests)
         opcheck(ops.quantize_both.default, (x, offs, "rms_norm", torch.ones(256), 1e-6, True), test_utils=tests)
         opcheck(ops.quantize_tokens.default, (x, offs, False), test_utils=tests[:2])
+        opcheck(ops.quantize_per_row.default, (torch.randn(2, 3, 200),), test_utils=tests)
         opcheck(ops.quantize_weights.default, (torch.randn(2, 130, 256), False), test_utils=tests[:2])
 
     @pytest.mark.parametrize("tokens", [0, 1, 6, 8])
@@ -240,10 +249,19 @@ def test_rows(dtype, power_of_two):
     check_rows(data(7, 512, dtype=dtype)[:, 64:-64], power_of_two)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_per_row(dtype):
+    for shape in ((33, 128), (3, 768), (2, 5, 200), (1, 4096)):
+        check_per_row(data(*shape, dtype=dtype))
+    check_per_row(data(7, 512, dtype=dtype)[:, 64:-64])
+    assert quantize_per_row(data(0, 200, dtype=dtype)).scales.shape == (0, 1)
+
+
 def test_odd_blocks():
     for dtype in (torch.float32, torch.bfloat16):
         for power_of_two in (False, True):
             check_rows(odd_blocks().to(dtype), power_of_two)
+        check_per_row(odd_blocks().to(dtype))
     check_weights(odd_blocks()[:5])
     check_weights(odd_blocks())
     check_tokens(odd_blocks(), (5, 2))

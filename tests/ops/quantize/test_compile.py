@@ -54,6 +54,9 @@ def test_rows(arch, source, k, dtype):
     found = compiled(arch, lambda: launches.quantize_rows(x, source, weight, 1e-6))
     # Of pairs that are loaded 16 bytes at a time, 8 channels are stored.
     assert wide(found)["load"] and (wide(found)["store"] or source == "swiglu_interleaved"), found.ptx[:2000]
+    if source == "plain" and dtype is BF16:
+        per_row = compiled(arch, lambda: launches.quantize_per_row(x))
+        assert wide(per_row)["load"] and wide(per_row)["store"]
     if source == "plain":  # divided once for each block, and nothing goes through shared memory but sums
         assert found.smem_bytes <= 1024 and found.opcodes["MUFU"] <= 8, str(found)
 

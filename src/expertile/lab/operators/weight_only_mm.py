@@ -4,9 +4,9 @@ dims: as `products`, format ("int4", symmetric, or "mxfp4") and group_size. Inpu
 Int4Weight and Mxfp4Weight hold them, offs [G]. Bytes count activations and results once, and values and scales of
 groups that have rows. "bf16" is our own `grouped_mm` of the dequantised weights, "triton_kernels-bf16" theirs.
 
-"weight_only_mm_fp8" is the same product where activations may be rounded to e4m3: by "expertile" (1×128) and "humming"
-(each row), which do so on every call, within its time. "expertile-rounded" finds them rounded; the others keep 16 bits.
-Each is held against the product of the activations as it rounds them.
+"weight_only_mm_fp8" is the same product where activations may be rounded to e4m3: by "expertile" (1×128),
+"expertile-per-row" and "humming" (each row), which do so on every call, within its time. Names in "-rounded" find them
+rounded; the others keep 16 bits. Each is held against the product of the activations as it rounds them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
 from expertile.lab.operators._supports import installed, on_gpu, with_library
 from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
-from expertile.ops.quantize.api import quantize_activations
+from expertile.ops.quantize.api import quantize_activations, quantize_per_row
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.roofline import Work
@@ -83,6 +83,10 @@ def reference(
 _fp8_reference = partial(reference, fp8=128)
 
 
+def _per_row_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
+    return reference(w, inputs, fp8=w["k"])
+
+
 def _work(w: Workload, activation: float = 2.0) -> Work:
     """`activation`: bytes of one."""
     m, n, k = products.rows(w), w["n"], w["k"]
@@ -96,14 +100,16 @@ def _ours(w: Workload, inputs: Inputs) -> Call:
     return lambda: (weight_only_mm(a, weight, offs=ends),)
 
 
-def _fp8(w: Workload, inputs: Inputs, rounded: bool = False) -> Call:
-    """`rounded`: activations come in FP8."""
+def _fp8(w: Workload, inputs: Inputs, rounded: bool = False, per_row: bool = False) -> Call:
+    """`rounded`: activations come in FP8, with scales for each 1×128 or `per_row`."""
     a, ends, b = inputs[0], inputs[-1], rearranged(weight_of(w, inputs), "mxfp4_fp8")
-    given = quantize_activations(a) if rounded else None
+    quantize = quantize_per_row if per_row else quantize_activations
+    given = quantize(a) if rounded else None
 
     def call() -> tuple[Tensor, ...]:
-        a8 = quantize_activations(a) if given is None else given
-        return (scaled_grouped_mm(a8.values, b, a8.scales, offs=ends),)
+        a8 = quantize(a) if given is None else given
+        scales = a8.scales[:, 0] if per_row else a8.scales
+        return (scaled_grouped_mm(a8.values, b, scales, offs=ends),)
 
     return call
 
@@ -192,11 +198,26 @@ OPERATORS = (
                 reference=_fp8_reference,
                 work=partial(_work, activation=1 + 4 / 128),
             ),
+            Rival(
+                "expertile-per-row",
+                partial(_fp8, per_row=True),
+                _fp8_supports,
+                peer=False,
+                reference=_per_row_reference,
+            ),
+            Rival(
+                "expertile-per-row-rounded",
+                partial(_fp8, rounded=True, per_row=True),
+                _fp8_supports,
+                peer=False,
+                reference=_per_row_reference,
+                work=partial(_work, activation=1.0),
+            ),
             Rival("expertile-16bits", _ours, peer=False),
             replace(
                 _HUMMING,
                 bind=_theirs(partial(_humming.bind, eight_bits=True)),
-                reference=lambda w, inputs: reference(w, inputs, fp8=w["k"]),
+                reference=_per_row_reference,
                 # Sums of all of K in the tensor cores' 14 bits, and activations that lie between two e4m3 values.
                 tolerance=lambda w: (2.0**-6, 2.0**-5),
             ),

@@ -1,6 +1,7 @@
 """FP8 quantisers: e4m3 values and float32 scales of activations and weights, each element read once.
 
     scale[r, b] = max |x[r, c]| / 448 over the 128 columns c of block b      activations, 1×128
+    scale[r] = max |x[r, c]| / 448 over all columns c                        activations, per row
     scale[n, b] = max |w| / 448 over a block of 128×128                      weights
     values = x / scale, rounded to nearest even
 
@@ -63,6 +64,15 @@ def _rows(x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_t
     return made.values, kernels.scales_like(x, made.scales.shape[-1]).copy_(made.scales)
 
 
+def _per_row(x: torch.Tensor) -> kernels.Quantized:
+    if _on_kernels(x) and x.shape[-1] <= kernels.MOST_IN_ROW:
+        return kernels.quantize_per_row(x)
+    if x.numel() == 0:  # no largest element of a row without any
+        return x.to(torch.float8_e4m3fn), torch.ones((*x.shape[:-1], 1), device=x.device)
+    made = Fp8Blocks.quantize(x, (1, x.shape[-1]))
+    return made.values, made.scales
+
+
 def _tokens(
     x: torch.Tensor, offs: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, *, both: bool
 ) -> tuple[torch.Tensor, ...]:
@@ -90,6 +100,10 @@ def _fake_rows(x: torch.Tensor, source: str, *_: object) -> kernels.Quantized:
     k = kernels.width(x, source)
     values = x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn)
     return values, kernels.scales_like(x, (k + 127) // 128)
+
+
+def _fake_per_row(x: torch.Tensor) -> kernels.Quantized:
+    return torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
 def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -131,6 +145,7 @@ _call_turned = define(
     "(Tensor x, Tensor offs, bool power_of_two) -> (Tensor, Tensor, Tensor)",
     fake=lambda x, offs, _: _fake_turned(x, offs, x.shape[1]),
 )
+_call_per_row = define("quantize_per_row", _per_row, fake=_fake_per_row)
 _call_weights = define("quantize_weights", _weights, fake=_fake_weights)
 
 
@@ -193,6 +208,22 @@ def quantize_activations(x: torch.Tensor, *, offs: Optional = None, power_of_two
     Raises ValueError naming the argument, what was expected and what came.
     """
     return _quantized(x, "plain", None, 0.0, power_of_two, offs)
+
+
+def quantize_per_row(x: torch.Tensor) -> Fp8Blocks:
+    """x in e4m3 with one scale for each row: `Fp8Blocks.quantize(x, (1, K))` in one pass.
+
+    x [..., K], at least 2 dimensions; float32, bfloat16 or float16. Returns `Fp8Blocks` of values [..., K] and scales
+    [..., 1], of which `scaled_grouped_mm` takes `scales[:, 0]`. Products are then scaled once at their end, and not for
+    each 128 of K; but elements below 2^-6 / 448 of their row's largest lose bits, where `quantize_activations` looks at
+    128 of them. Rows of more than 32768 elements are computed in plain torch. Not differentiable; never waits for the
+    GPU. NaN and infinities make their row's scale NaN or infinite.
+
+    Raises ValueError naming the argument, what was expected and what came.
+    """
+    _check("x", x)
+    values, scales = (_call_per_row if traced(x) else _per_row)(x)
+    return Fp8Blocks(values, scales, (1, max(1, x.shape[-1])))
 
 
 @overload

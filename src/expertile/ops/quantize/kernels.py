@@ -116,6 +116,35 @@ def store_scales(scales_ptr, scale, row, place, in_rows, K, pitch, EVEN_R: tl.co
 
 
 @triton.jit
+def quantize_per_row_kernel(
+    x_ptr,
+    values_ptr,
+    scales_ptr,
+    R,
+    k_units,
+    x_stride_units,
+    UNIT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_R: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DIVIDE: tl.constexpr,
+):
+    """BLOCK_R whole rows, a scale for each; BLOCK_K is at least K."""
+    K = k_units * UNIT
+    x_stride = x_stride_units * UNIT
+    start = tl.program_id(0).to(tl.int64) * BLOCK_R
+    row = tl.arange(0, BLOCK_R)
+    rows, cols = row[:, None], tl.arange(0, BLOCK_K)[None, :]
+    live = rows < R - start
+    x_tile, values_tile = x_ptr + start * x_stride, values_ptr + start * K
+    x = load(x_tile + (rows * x_stride + cols), live, cols, K, not EVEN_R, not EVEN_K, "evict_first")
+    scale = scale_of(tl.max(magnitude(x), 1), False)
+    store(values_tile + (rows * K + cols), divided(x, scale[:, None], DIVIDE), live, cols, K, not EVEN_R, not EVEN_K)
+    tl.store(scales_ptr + start + row, scale, mask=row < R - start)
+
+
+@triton.jit
 def quantize_norm_kernel(
     x_ptr,
     weight_ptr,

@@ -13,6 +13,7 @@ from expertile.ops.launch.device import machine
 from expertile.ops.launch.kernels import launch
 from expertile.ops.quantize.kernels import (
     quantize_norm_kernel,
+    quantize_per_row_kernel,
     quantize_rows_kernel,
     quantize_tokens_kernel,
     quantize_weights_kernel,
@@ -25,6 +26,7 @@ BLOCK = 128
 SOURCES = ("plain", "swiglu", "swiglu_interleaved", "rms_norm")
 # Blocks of a row that one program holds for its norm: 32 K elements. Longer rows are read twice.
 _MOST_HELD = 256
+MOST_IN_ROW = 32768  # elements of a row that a program with one scale for it holds
 _READ = ""  # plainly, which an H200 likes better than "evict_first": see tile.py
 _FARTHEST_ROW = 2**23  # elements between two rows
 # So that 16 warps of the kernel that holds strips share an SM.
@@ -147,6 +149,30 @@ def quantize_rows(
         (rows, k // by, stride // by, chunks, pitch),
         (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
         num_warps=num_warps,
+    )
+    return values, scales
+
+
+def quantize_per_row(x: torch.Tensor) -> Quantized:
+    """Launch the kernel for whole rows of at most MOST_IN_ROW elements: values [..., K], scales [..., 1]. A thread has
+    16 elements, or up to 64 of long rows."""
+    k = x.shape[-1]
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    if values.numel() == 0:
+        return values, scales.fill_(1.0)
+    x_rows = _near_rows(x)
+    rows, stride = x_rows.shape[0], x_rows.stride(0)
+    block_k = triton.next_power_of_2(k)
+    block_r = max(1, 2048 // block_k)
+    by = unit(k, stride)
+    launch(
+        quantize_per_row_kernel,
+        -(-rows // block_r),
+        (x_rows, values, scales),
+        (rows, k // by, stride // by),
+        (by, block_r, block_k, rows % block_r == 0, k == block_k, _divide(x, "plain", False)),
+        num_warps=min(16, max(4, block_k // 512)),
     )
     return values, scales
 
