@@ -64,22 +64,15 @@ def serves(x: torch.Tensor, topk_ids: torch.Tensor, *weights: torch.Tensor | Non
 
 def reads_router(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether `logits` takes these operands: few tokens, 16-bit, nothing to differentiate or to trace."""
-    operands = [t for t in (x, router, bias) if t is not None]
-    if any(traced(t) for t in operands):
+    if traced(x) or x.shape[0] > MOST_ROUTED or x.shape[0] * router.numel() > _MOST_PRODUCTS or not on_kernels(x):
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+    if x.dtype not in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(x.device.type):
         return False
-    if torch.is_autocast_enabled(x.device.type):
-        return False
-    return (
-        x.shape[0] <= MOST_ROUTED
-        and x.shape[0] * router.numel() <= _MOST_PRODUCTS
-        and x.dtype in (torch.bfloat16, torch.float16)
-        and all(t.dtype is x.dtype and t.device == x.device for t in operands)
-        and router.is_contiguous()
-        and on_kernels(x)
-        and 0 not in (*x.shape, router.shape[0])
-    )
+    differentiated = torch.is_grad_enabled()
+    for t in (x, router) if bias is None else (x, router, bias):
+        if traced(t) or (differentiated and t.requires_grad) or t.dtype is not x.dtype or t.device != x.device:
+            return False
+    return router.is_contiguous() and x.numel() > 0 and router.numel() > 0
 
 
 def logits(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

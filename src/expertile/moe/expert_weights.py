@@ -61,7 +61,8 @@ class Experts:
         gate_up, down = self.gate_up, self.down
         if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in FORMULA_DTYPES:
             raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {_described(x)}")
-        kind = next((k for k in KINDS if isinstance(gate_up, k)), None)
+        dense = isinstance(gate_up, torch.Tensor)
+        kind = torch.Tensor if dense else next((k for k in KINDS if isinstance(gate_up, k)), None)
         if kind is None or not isinstance(down, kind):
             names = ", ".join(k.__name__ for k in KINDS)
             raise ValueError(
@@ -82,8 +83,8 @@ class Experts:
             for name, block in (("gate_up", gate_up.block), ("down", down.block)):
                 if block != (128, 128):
                     raise ValueError(f"{name}: expected blocks of (128, 128), got {block}")
-        biases = {"gate_up_bias": (experts, 2 * inner), "down_bias": (experts, hidden)}
-        check_like(x, **{name: (getattr(self, name), shape) for name, shape in biases.items()})
+        of_biases = (self.gate_up_bias, (experts, 2 * inner)), (self.down_bias, (experts, hidden))
+        check_like(x, gate_up_bias=of_biases[0], down_bias=of_biases[1])
         check_ids(topk_ids, experts, values)
         assert isinstance(topk_ids, torch.Tensor)
         if topk_ids.shape[0] != x.shape[0] or topk_ids.shape[1] < 1 or topk_ids.device != x.device:
@@ -120,8 +121,8 @@ def check_like(x: torch.Tensor, **arguments: tuple[object, tuple[int, ...]]) -> 
     for name, (t, shape) in arguments.items():
         if t is None:
             continue
-        right = isinstance(t, torch.Tensor) and tuple(t.shape) == shape and t.device == x.device
-        if not right or not (autocasts(x) or t.dtype is x.dtype):  # type: ignore[attr-defined]
+        right = isinstance(t, torch.Tensor) and t.shape == shape and t.device == x.device
+        if not right or not (t.dtype is x.dtype or autocasts(x)):  # type: ignore[attr-defined]
             raise ValueError(f"{name}: expected {list(shape)} {x.dtype} on {x.device}, got {_described(t)}")
 
 

@@ -83,20 +83,22 @@ def launch(
     first = tensors[0]
     assert first is not None
     device = first.get_device()
-    addresses, pointers = met(tensors)
+    addresses = [None if t is None else t.data_ptr() for t in tensors]
     how = num_warps, cluster, most_registers, pdl
     ready = None
     if device >= 0 and (cluster > 1 or not launches.hooked()):
-        key = (kernel.fn, device, constants, how, pointers, tuple(map(alike, scalars)))
+        dtypes = tuple([None if t is None else t.dtype for t in tensors])
+        aligned = tuple([a is None or a % 16 == 0 for a in addresses])
+        key = (kernel.fn, device, constants, how, dtypes, aligned, tuple(map(alike, scalars)))
         try:
             ready = _READY[key]
         except KeyError:
             if len(_READY) >= _MOST_READY:
                 _READY.clear()
             options = _options(kernel, len(tensors) + len(scalars), constants, num_warps, most_registers, pdl)
-            ready = _READY[key] = compiled(kernel, (), pointers, scalars, options, device, cluster)
+            ready = _READY[key] = compiled(kernel, (), met(tensors)[1], scalars, options, device, cluster)
     if ready is None:
-        plan(kernel, count, pointers, scalars, constants, *how).run(device, (), tensors, addresses)
+        plan(kernel, count, met(tensors)[1], scalars, constants, *how).run(device, (), tensors, addresses)
     else:
         ready(device, count, (), (*addresses, *scalars, *constants))
 
