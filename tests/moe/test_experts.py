@@ -13,7 +13,7 @@ from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
-from expertile.ops.quantize.api import quantize_activations
+from expertile.ops.quantize.api import quantize_activations, quantize_per_row
 from tests.moe.test_permute import draw
 from tests.ops.gathered_mm.cases import clamped
 
@@ -237,12 +237,14 @@ def test_fp8(activation, interleaved, format, monkeypatch):
 
 @pytest.mark.parametrize("format", ["fp8", "mxfp4_fp8"])
 def test_fp8_rounds_activations_of_both_products_and_nothing_else(format):
-    """One expert for all: x and act in e4m3, a scale for each 128, the products of these exact."""
+    """One expert for all: x and act in e4m3, a scale for each 128 or of 4-bit weights' x for each row, the products of
+    these exact."""
     _, operands = make(9, experts=1, hidden=256, inner=160)
     x, up, down = operands["x"], *(quantize(operands[n], format) for n in ("gate_up", "down"))
     out = moe_mlp(x, up, down, torch.zeros(9, 1, dtype=torch.int32), torch.ones(9, 1))
     first, second = (w.dequantize(torch.float32)[0].t() for w in (up, down))
-    act = gated(quantize_activations(x).dequantize() @ first, "swiglu", False)
+    x8 = quantize_activations(x) if format == "fp8" else quantize_per_row(x)
+    act = gated(x8.dequantize() @ first, "swiglu", False)
     expected = quantize_activations(act).dequantize() @ second
     assert (out - expected).norm() < 2e-3 * expected.norm()
     assert (gated(x @ first, "swiglu", False) @ second - expected).norm() > 1e-2 * expected.norm()
