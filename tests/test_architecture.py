@@ -44,7 +44,7 @@ OPS = (
     "any_weight",
 )
 # Those of lab likewise; rooms of one line do not know each other.
-LAB = ("measure", "race", "ladder operators report parallel flashinfer", "traffic bench")
+LAB = ("measure", "race", "ladder operators report flashinfer", "traffic bench")
 
 
 def _room(module: str) -> str | None:

@@ -36,7 +36,7 @@ PRESETS = (
 # Whose pages show calls from Python, as well or alone; a busy host would show in those.
 POLICIES = {"fp8-sweep": "both", "fp8-causes": "both", "moe": "eager", "moe-stages": "eager"}
 MEMORY = ("moe",)  # whose page shows peak memory
-TOOLS = ("transformers", "parallel")
+TOOLS = {"transformers": ["tools/measure_transformers.py"], "parallel": ["-m", "tools.parallel"]}  # what Python runs
 AUTO = "auto"
 _PROBLEMS = 200  # that auto is asked about
 ALL = (*(p.rstrip("*") for p in PRESETS), "transformers", AUTO, "parallel")
@@ -65,8 +65,7 @@ def commands(job: str, out: Path, seconds: float, warm: int) -> list[list[list[s
     python = [sys.executable]
     if job in TOOLS:
         file = out / f"{job}.jsonl"
-        words = [*python, str(ROOT / "tools" / f"measure_{job}.py"), "--out", str(file), "--seconds", f"{seconds:.0f}"]
-        return [[words]]
+        return [[[*python, *TOOLS[job], "--out", str(file), "--seconds", f"{seconds:.0f}"]]]
     if job == AUTO:
         words = [*python, "-m", "expertile", "tune", "--verify", str(_PROBLEMS), "--minutes", f"{seconds / 60:.2f}"]
         return [[[*words, "--resume", "--out", str(out)]]]

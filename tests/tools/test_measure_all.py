@@ -1,5 +1,6 @@
 """tools/measure_all.py: jobs are spread over GPUs, end at the limit, and are presets and tools that there are."""
 
+import subprocess
 import sys
 
 import pytest
@@ -10,8 +11,14 @@ from tools import measure_all
 
 def test_jobs_are_presets_and_tools():
     assert set(measure_all.ALL) - set(measure_all.TOOLS) - {measure_all.AUTO} <= set(ALL_PRESETS)
-    assert all((measure_all.ROOT / "tools" / f"measure_{tool}.py").is_file() for tool in measure_all.TOOLS)
     assert len(measure_all.ALL) == len(set(measure_all.ALL))
+
+
+@pytest.mark.parametrize("tool", measure_all.TOOLS)
+def test_a_tool_takes_the_words_that_it_is_given(tool, tmp_path):
+    [[command]] = measure_all.commands(tool, tmp_path, 60.0, 0)
+    done = subprocess.run([*command, "--help"], cwd=measure_all.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and {"--out", "--seconds"} <= set(done.stdout.split()), done.stderr
 
 
 def test_each_gpu_takes_the_next_job_and_parallel_takes_all(monkeypatch, tmp_path):

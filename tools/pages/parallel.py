@@ -1,5 +1,5 @@
-"""The figures of docs/results/parallel.md, put between its markers, from the records of `tools/measure_parallel.py`
-(`lab/parallel/records.py` says what they hold), one run for each number of GPUs.
+"""The figures of docs/results/parallel.md, put between its markers, from the records of `tools.parallel`
+(its `records.py` says what they hold), one run for each number of GPUs.
 
 Blocks `scaling`, `rival` and `communication` stand between <!-- expertile:parallel NAME --> and
 <!-- /expertile:parallel NAME -->. A time counts if its result was right and it is not below its bound: the larger of
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expertile.device import Device
-from expertile.lab.parallel.case import BOTH, FORWARD
-from expertile.lab.parallel.records import OPS
-from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
 from expertile.lab.race.record import Record, shipped_root
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
 from expertile.roofline import Bound, Work, bound
 from tools.pages.recorded import NOT_MEASURED, ms
+from tools.parallel.case import BOTH, FORWARD
+from tools.parallel.records import OPS
+from tools.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP
 
 BLOCKS = ("scaling", "rival", "communication")
 _PASSES = {FORWARD: "forward", BOTH: "forward + backward"}

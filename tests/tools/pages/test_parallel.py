@@ -6,10 +6,10 @@ from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.measure.env import Env
-from expertile.lab.parallel.records import OPS
 from expertile.lab.race.record import append
 from tests.lab.records import timed, untimed
 from tools.pages.parallel import BLOCKS, NOT_MEASURED, blocks, presets
+from tools.parallel.records import OPS
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results" / "parallel.md"

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from expertile.lab.parallel import rival
-from expertile.lab.parallel.case import BOTH, FORWARD, Case, Tensors, computed, judge
-from expertile.lab.parallel.replay import Recorder, Silent, communicate
 from expertile.moe.experts import moe_mlp
 from expertile.moe.parallel import ExpertParallel, ParallelConfig
+from tools.parallel import rival
+from tools.parallel.case import BOTH, FORWARD, Case, Tensors, computed, judge
+from tools.parallel.replay import Recorder, Silent, communicate
 
 OURS, ONE_GPU, TORCH, COMPILED = "expertile", "one GPU", "torch", "torch.compile"
 STEP, COMPUTE, COMMUNICATION = "step", "compute", "communication"

@@ -24,11 +24,11 @@ import torch.distributed as dist
 from expertile.device import Device
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import Measurement
-from expertile.lab.parallel.case import BOTH, Case, Job
-from expertile.lab.parallel.team import Team
-from expertile.lab.parallel.ways import ONE_GPU, OURS, STEP, Way
 from expertile.lab.race.record import Record, measured
 from expertile.roofline import Bound, Work, bound
+from tools.parallel.case import BOTH, Case, Job
+from tools.parallel.team import Team
+from tools.parallel.ways import ONE_GPU, OURS, STEP, Way
 
 Emit = Callable[[Record], None]
 OPS = ("moe_parallel", "moe_parallel_train")

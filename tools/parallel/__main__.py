@@ -1,11 +1,12 @@
 """Measure expert parallelism on the GPUs of this machine, in a limited time; records are kept as they are made.
 
-    python tools/measure_parallel.py [--out out/parallel.jsonl] [--ranks 2] [--seconds 110] [--quick] [--device cuda]
-                                     [--only large,qwen,decode]
+    python -m tools.parallel [--out out/parallel.jsonl] [--ranks 2] [--seconds 110] [--quick] [--device cuda]
+                             [--only large,qwen,decode]
 
-A process for each GPU, NCCL between them. With `--device cpu`: tiny sizes over gloo, which shows that all of it runs.
-The exit status is 0 if something was timed and nothing was wrong or failed. `tools/pages` shows a record in
-docs/results/parallel.md once it lies in results/<gpu>/<date>-parallel-<ranks>-gpus.jsonl.
+Ours against one GPU and against plain torch, and its parts alone. A process for each GPU, NCCL between them. With
+`--device cpu`: tiny sizes over gloo, which shows that all of it runs. The exit status is 0 if something was timed and
+nothing was wrong or failed. `tools/pages` shows a record in docs/results/parallel.md once it lies in
+results/<gpu>/<date>-parallel-<ranks>-gpus.jsonl.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
 
-    from expertile.lab.parallel.launch import launch
-    from expertile.lab.parallel.run import Options
+    from tools.parallel.launch import launch
+    from tools.parallel.run import Options
 
     return launch(Options(**vars(options)), started)
 

@@ -1,4 +1,4 @@
-"""tools/measure_parallel.py on a CPU: the whole of it, and its end when time is up or a rank has died."""
+"""tools.parallel on a CPU: the whole of it, and its end when time is up or a rank has died."""
 
 import os
 import subprocess
@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from expertile.lab.parallel import launch
-from expertile.lab.parallel.records import OPS
-from expertile.lab.parallel.run import Options
-from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, STEP
 from expertile.lab.race.record import read
+from tools.parallel import launch
+from tools.parallel.records import OPS
+from tools.parallel.run import Options
+from tools.parallel.ways import COMMUNICATION, COMPUTE, STEP
 
-TOOL = Path(__file__).parents[3] / "tools" / "measure_parallel.py"
+ROOT = Path(__file__).parents[3]
 
 
 def test_it_measures_within_its_limit(tmp_path):
     out = tmp_path / "deep" / "parallel.jsonl"
-    command = [sys.executable, str(TOOL), "--device", "cpu", "--quick", "--seconds", "60", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    words = ["--device", "cpu", "--quick", "--seconds", "60", "--out", str(out)]
+    command = [sys.executable, "-m", "tools.parallel", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     records = read(out)
     assert {r.status for r in records} == {"ok"} and len({r.run for r in records}) == 1

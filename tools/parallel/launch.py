@@ -16,9 +16,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from expertile.lab.parallel.run import Options, jobs, run
-from expertile.lab.parallel.team import Team
 from expertile.lab.race.record import append, read
+from tools.parallel.run import Options, jobs, run
+from tools.parallel.team import Team
 
 _COLLECTIVE_S = 60.0  # after which a collective is given up
 _LAST_S, _EXIT_S = 4.0, 1.5  # before the limit: nothing new is begun; a rank that still runs ends itself

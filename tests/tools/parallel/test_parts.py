@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from expertile.lab.parallel.case import BOTH, FORWARD, Case, Job, Size
-from expertile.lab.parallel.run import DECODE, LARGE, QWEN, Options, jobs, ways
-from expertile.lab.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Way
-from tests.lab.parallel import worker
 from tests.moe.test_parallel import outcome_of
+from tests.tools.parallel import worker
+from tools.parallel.case import BOTH, FORWARD, Case, Job, Size
+from tools.parallel.run import DECODE, LARGE, QWEN, Options, jobs, ways
+from tools.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Way
 
 
 def test_two_ranks(tmp_path):

@@ -14,16 +14,16 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from expertile.lab.parallel import rival, ways
-from expertile.lab.parallel import run as runs
-from expertile.lab.parallel.case import BOTH, FORWARD, Case, Job, Size, computed, judge, make
-from expertile.lab.parallel.replay import Recorder, Silent, communicate
-from expertile.lab.parallel.run import Options, run
-from expertile.lab.parallel.team import Team
-from expertile.lab.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP, TORCH, Way, prepare
 from expertile.lab.race.record import Record
 from expertile.moe.parallel import ExpertParallel, ParallelConfig
 from tests.support.fake_graph import fake_graphs
+from tools.parallel import rival, ways
+from tools.parallel import run as runs
+from tools.parallel.case import BOTH, FORWARD, Case, Job, Size, computed, judge, make
+from tools.parallel.replay import Recorder, Silent, communicate
+from tools.parallel.run import Options, run
+from tools.parallel.team import Team
+from tools.parallel.ways import COMMUNICATION, COMPUTE, ONE_GPU, OURS, STEP, TORCH, Way, prepare
 
 SIZE = Size(24, 32, 16, 8, 2)
 _CPU = torch.device("cpu")

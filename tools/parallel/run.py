@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from expertile.lab.parallel.case import FORWARD, SCALINGS, Case, Job, Size, make
-from expertile.lab.parallel.records import Emit, Records
-from expertile.lab.parallel.team import Call, Team
-from expertile.lab.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Ready, Way, prepare
+from tools.parallel.case import FORWARD, SCALINGS, Case, Job, Size, make
+from tools.parallel.records import Emit, Records
+from tools.parallel.team import Call, Team
+from tools.parallel.ways import COMPILED, ONE_GPU, OURS, TORCH, Ready, Way, prepare
 
 LARGE = Size(16384, 4096, 1024, 128, 8)
 QWEN = Size(8192, 2048, 768, 128, 8)  # Qwen3-30B-A3B
