@@ -9,13 +9,13 @@ left to hold the place, and one reduction finds both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from expertile.ops.launch.pdl import begin
+from expertile.ops.launch.shape import constants
 
 # Below the key of every number, -inf included: what can't be chosen.
 NOTHING = tl.constexpr(-(2**31))
@@ -32,12 +32,6 @@ class Shape(NamedTuple):
     SIGMOID: bool
     SOFTMAX_OF_CHOSEN: bool
     NORMALIZE: bool
-
-
-@triton.constexpr_function
-def _constants(shape: Iterable[Any]) -> Shape:
-    """A Shape whose fields are constants one by one."""
-    return Shape(*map(tl.constexpr, shape))  # type: ignore[arg-type]
 
 
 @triton.jit
@@ -152,7 +146,7 @@ def route_kernel(
     """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. PDL: launched before the kernel
     before it is done."""
     begin(PDL)
-    s: tl.constexpr = _constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, size, T, GROUPS_P2, SIZE_P2)
@@ -217,7 +211,7 @@ def route_backward_kernel(
     BLOCK_T: tl.constexpr,
 ):
     """dlogits from the gradients of the weights and of the scores, either of which may be None."""
-    s: tl.constexpr = _constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, experts, T, 1, EXPERTS_P2)
     scores, peak, total = _scores(logits, s.SIGMOID)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from expertile.ops.launch.shape import constants
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import tile as piece
+from expertile.ops.rows.config import Shape
 from expertile.ops.rows.norm_kernels import load_vector_pieces
 
 
@@ -60,7 +62,7 @@ def norm_backward_kernel(
 ):
     """dh of all rows, and partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] of dweight and dbias, one read of dy and h.
     A program (a cluster, if rows are shared) strides over the tiles; dsum is the gradient that reaches h directly."""
-    s: tl.constexpr = piece.constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     C = c_units * UNIT
     rank = tl.program_id(0) % s.CLUSTER
     program = tl.program_id(0) // s.CLUSTER

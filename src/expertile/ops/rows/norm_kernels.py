@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from expertile.ops.launch.shape import constants
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
+from expertile.ops.rows.config import Shape
 
 
 @triton.jit
@@ -210,7 +212,7 @@ def norm_kernel(
     thread waits for them after the statistics; LATE: after, where registers are scarce. s.VECTOR > 1: rows are cut into
     body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
     are those of the columns of its bodies."""
-    s: tl.constexpr = piece.constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     C = c_units * UNIT
     x = (x_ptr, x_stride_units * UNIT)
     _norm(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from expertile.ops.launch.shape import constants
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
 from expertile.ops.rows import tile as piece
+from expertile.ops.rows.config import Shape
 
 _NEVER = tl.constexpr(float("-inf"))
 
@@ -72,7 +74,7 @@ def _forward_tile(inputs, y_ptr, held, ends, tile, rank, place, exchange, R, C, 
 def softmax_kernel(x_ptr, y_ptr, R, c_units, x_stride_units, UNIT: tl.constexpr, SHAPE: tl.constexpr):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
     compiler knows what they are multiples of."""
-    s: tl.constexpr = piece.constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     C = c_units * UNIT
     inputs = ((x_ptr, x_stride_units * UNIT),)
     piece.over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER)
@@ -147,7 +149,7 @@ def softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, R, c_units, dy_stride_units, y_stride_units, UNIT: tl.constexpr, SHAPE: tl.constexpr
 ):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
-    s: tl.constexpr = piece.constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     C = c_units * UNIT
     inputs = ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT))
     piece.over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0)

@@ -3,7 +3,6 @@ only one, or every so many, if the program stays on its SM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import triton
@@ -11,7 +10,6 @@ import triton.language as tl
 
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
-from expertile.ops.rows.config import Shape
 
 # How rows that are read or written once pass through L2. Plainly: on an H200 (2026-11-21) reads marked "evict_first"
 # cost 3 to 4 % (softmax bf16 32768 x 4096: 3.96 against 4.13 TB/s), stores marked ".cs" 1 %, ".wt" nothing either way.
@@ -26,12 +24,6 @@ class Spot(NamedTuple):
     cols: Any
     row_mask: Any
     width: Any
-
-
-@triton.constexpr_function
-def constants(shape: Iterable[Any]) -> Shape:
-    """A kernel's Shape, its fields constants one by one: `static_range` of Triton 3.6 takes nothing else."""
-    return Shape(*map(tl.constexpr, shape))  # type: ignore[arg-type]
 
 
 @triton.jit

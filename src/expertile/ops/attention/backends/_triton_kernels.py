@@ -12,11 +12,12 @@ Strides are (batch, head, row); those of row statistics (batch, head).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+from expertile.ops.launch.shape import constants
 
 
 class Shape(NamedTuple):
@@ -30,12 +31,6 @@ class Shape(NamedTuple):
     BLOCK_N: int
     BLOCK_D: int
     STAT_PAD: int
-
-
-@triton.constexpr_function
-def _constants(shape: Iterable[Any]) -> Shape:
-    """A Shape whose fields are constants one by one."""
-    return Shape(*map(tl.constexpr, shape))  # type: ignore[arg-type]
 
 
 @triton.jit
@@ -140,7 +135,7 @@ def _weigh_keys(sums, q, of, first, last, last_key, dims, scale_log2, s, MASKED:
 @triton.jit
 def forward_kernel(tensors, cu_ptrs, strides, H, GROUP, LQ, LK, scale_log2, SHAPE: tl.constexpr):
     """O and LSE. tensors: q, k, v, o, lse. Grid: (blocks of queries, batch * H)."""
-    s: tl.constexpr = _constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr = tensors
     q_strides, k_strides, v_strides, o_strides, lse_strides = strides
     block, batch, head = _block_of_queries(H, s)
@@ -185,7 +180,7 @@ def statistics_kernel(tensors, cu_ptrs, strides, H, LQ, inv_scale, SHAPE: tl.con
 
     tensors: o, do, lse, dlse (or None), nlse, ndelta. BLOCK_M divides STAT_PAD. Grid: (padded rows of the longest
     sequence / BLOCK_M, batch * H)."""
-    s: tl.constexpr = _constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     o_ptr, do_ptr, lse_ptr, dlse_ptr, nlse_ptr, ndelta_ptr = tensors
     o_strides, do_strides, lse_strides, stat_strides = strides
     batch = tl.program_id(1) // H
@@ -248,7 +243,7 @@ def _over_queries(sums, k, v, of, first, last, keys, dims, scale_log2, s, MASKED
 def dkdv_kernel(tensors, cu_ptrs, strides, HKV, GROUP, LQ, LK, scale, scale_log2, SHAPE: tl.constexpr):
     """dK and dV. tensors: q, k, v, do, dk, dv, nlse, ndelta. Grid: (blocks of keys, batch * HKV). With a causal mask
     the first keys, which most queries see, come first."""
-    s: tl.constexpr = _constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     q_ptr, k_ptr, v_ptr, do_ptr, dk_ptr, dv_ptr, nlse_ptr, ndelta_ptr = tensors
     q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides, stat_strides = strides
     batch = tl.program_id(1) // HKV
@@ -309,7 +304,7 @@ def _over_keys(dq, rows, of, first, last, last_key, dims, scale_log2, s, MASKED:
 @triton.jit
 def dq_kernel(tensors, cu_ptrs, strides, H, GROUP, LQ, LK, scale, scale_log2, SHAPE: tl.constexpr):
     """dQ. tensors: q, k, v, do, dq, nlse, ndelta. Grid: (blocks of queries, batch * H)."""
-    s: tl.constexpr = _constants(SHAPE)
+    s: tl.constexpr = constants(Shape, SHAPE)
     q_ptr, k_ptr, v_ptr, do_ptr, dq_ptr, nlse_ptr, ndelta_ptr = tensors
     q_strides, k_strides, v_strides, do_strides, dq_strides, stat_strides = strides
     block, batch, head = _block_of_queries(H, s)
