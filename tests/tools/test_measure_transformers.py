@@ -1,9 +1,7 @@
 """tools/measure_transformers.py: first what matters of every model, each in the file, failures with reasons."""
 
-import importlib.util
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -12,27 +10,23 @@ pytest.importorskip("transformers", minversion="5.7")
 from expertile.device import Device
 from expertile.lab.bench.run import run as measured
 from expertile.lab.measure.environment import capture_env
-from expertile.lab.operators import transformers_layers as lab
+from expertile.lab.race import case
 from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import append, read
-from tests.lab.operators.test_transformers_layers import SMALL
 from tests.lab.records import timed
+from tests.tools.test_transformers_layers import SMALL
+from tools import measure_transformers as tool
 from tools.pages.transformers import blocks
-
-_PATH = Path(__file__).parents[2] / "tools" / "measure_transformers.py"
-_SPEC = importlib.util.spec_from_file_location("measure_transformers", _PATH)
-tool = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(tool)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """The tool on a CPU, with two small models: (exit status, records)."""
     monkeypatch.setattr(tool, "MODELS", (SMALL[0], SMALL[3]))
-    monkeypatch.setattr(tool, "FIRST", (lab.Case(3), lab.Case(20, both=True)))
-    monkeypatch.setattr(tool, "THEN", (lab.Case(17),))
-    for module in ("operators.transformers_layers", "race.case"):
-        monkeypatch.setattr(f"expertile.lab.{module}.set_count", lambda *_: 2)
+    monkeypatch.setattr(tool, "FIRST", (tool.Case(3), tool.Case(20, both=True)))
+    monkeypatch.setattr(tool, "THEN", (tool.Case(17),))
+    for module in (tool, case):
+        monkeypatch.setattr(module, "set_count", lambda *_: 2)
     monkeypatch.setattr(tool, "run", partial(measured, rounds=3))
     path = tmp_path / "x.jsonl"
 
@@ -62,14 +56,14 @@ def test_every_model_s_first_cases_come_before_the_rest_and_none_twice(run, monk
 
 
 def test_the_page_reads_what_is_measured_and_a_failure_is_a_line(run, monkeypatch):
-    real = lab._bind
+    real = tool._bind
 
     def broken(experts, inputs):
         if len(inputs) == 4:
             raise RuntimeError("no such kernel")
         return real(experts, inputs)
 
-    monkeypatch.setattr(lab, "_bind", broken)
+    monkeypatch.setattr(tool, "_bind", broken)
     status, records = run("--models", "gpt-oss-120b", "--eager", "--seconds", "100")
     assert status == 1 and len({r.run for r in records}) == 1
     failed = [r for r in records if r.op == "experts_train" and r.backend != "copy"]

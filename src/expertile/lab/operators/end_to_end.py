@@ -27,8 +27,7 @@ from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import Budget, Failure, failure_of, release, time_interleaved
 from expertile.lab.operators import _models as models
-from expertile.lab.operators._models import DEQUANTISED, Plan
-from expertile.lab.operators.transformers_layers import BATCHED_TOKENS, MODELS
+from expertile.lab.operators._models import BATCHED_TOKENS, DEQUANTISED, MODELS, Plan
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import peak_memory
 from expertile.lab.race.operator import Verdict
