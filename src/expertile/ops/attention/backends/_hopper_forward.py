@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from expertile.ops.attention.backends import _hopper_tiles as tiling
-from expertile.ops.hopper.context import context
+from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.prologue import make_barriers, slots, specialise
 
 _LN2: gl.constexpr = gl.constexpr(0.6931471805599453)
@@ -46,37 +46,13 @@ class ForwardShape(NamedTuple):
     Q_SLOTS: int
 
 
-@context
-class Forward:
-    """What every partition is handed: descriptors, shared memory, and the problem."""
-
-    q_desc: tma.tensor_descriptor
-    k_desc: tma.tensor_descriptor
-    v_desc: tma.tensor_descriptor
-    o_desc: tma.tensor_descriptor
-    q_smem: gl.shared_memory_descriptor
-    k_smem: gl.shared_memory_descriptor
-    v_smem: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
-    k_empty: gl.shared_memory_descriptor
-    v_full: gl.shared_memory_descriptor
-    v_empty: gl.shared_memory_descriptor
-    lse_ptr: gl.tensor
-    cu_q_ptr: gl.tensor
-    cu_k_ptr: gl.tensor
-    tiles: gl.tensor
-    H: gl.tensor
-    GROUP: gl.tensor
-    HEADS: gl.tensor
-    SECTION: gl.tensor
-    LQ: gl.tensor
-    LK: gl.tensor
-    lse_stride_b: gl.tensor
-    lse_stride_h: gl.tensor
-    scale_log2: gl.tensor
-    shape: ForwardShape
+# What every partition is handed.
+Forward = context_of(
+    "q_desc k_desc v_desc o_desc",
+    "q_smem k_smem v_smem q_full q_empty k_full k_empty v_full v_empty",
+    "lse_ptr cu_q_ptr cu_k_ptr tiles H GROUP HEADS SECTION LQ LK lse_stride_b lse_stride_h scale_log2",
+    ForwardShape,
+)
 
 
 @gluon.constexpr_function
@@ -344,7 +320,7 @@ def attention_forward_kernel(
     k_full, k_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
     v_full, v_empty = make_barriers(STAGES, 1, SHAPE.CONSUMERS)
     fence_async_shared()
-    p = Forward(  # type: ignore[call-arg]
+    p = Forward(
         (q_desc, k_desc, v_desc, o_desc),
         (q_smem, k_smem, v_smem),
         (q_full, q_empty, k_full, k_empty, v_full, v_empty),
