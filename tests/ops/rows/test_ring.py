@@ -50,16 +50,11 @@ def _arguments(tensors: list[torch.Tensor], out: torch.Tensor, box: int) -> tupl
     return made.arguments(tuple(tensors), (*tensors, out))
 
 
-def _options(case: tuple, dtype: torch.dtype) -> dict[str, int]:
+def _options(case: tuple, dtype: torch.dtype, tensors: int) -> dict[str, Any]:
     _, _, group, box, slots, _, consumers = case
-    return {
-        "GROUP": group,
-        "BOX": box,
-        "SLOTS": slots * dtype.itemsize // 2,
-        "CONSUMERS": consumers,
-        "REGISTERS": 0,
-        "LOADER_REGISTERS": 0,
-    }
+    chunk = launch.CHUNK_BYTES // dtype.itemsize
+    shape = ring.RingShape(tensors, consumers, group, box, chunk, slots * dtype.itemsize // 2)
+    return {"SHAPE": shape, "REGISTERS": 0, "LOADER_REGISTERS": 0}
 
 
 def run(kernel: Any, grid: int, args: tuple, options: dict, out: torch.Tensor, seed: int = 0) -> None:
@@ -71,13 +66,13 @@ def run(kernel: Any, grid: int, args: tuple, options: dict, out: torch.Tensor, s
 
 def _forward(case: tuple, x: torch.Tensor, seed: int) -> torch.Tensor:
     y = torch.full_like(x, 7)
-    run(softmax_ring_kernel, case[5], _arguments([x], y, case[3]), _options(case, x.dtype), y, seed)
+    run(softmax_ring_kernel, case[5], _arguments([x], y, case[3]), _options(case, x.dtype, 1), y, seed)
     return y
 
 
 def _backward(case: tuple, dy: torch.Tensor, y: torch.Tensor, seed: int) -> torch.Tensor:
     dx = torch.full_like(y, 7)
-    options = _options(case, y.dtype)
+    options = _options(case, y.dtype, 2)
     run(softmax_backward_ring_kernel, case[5], _arguments([dy, y], dx, case[3]), options, dx, seed)
     return dx
 
@@ -135,10 +130,10 @@ MUTANTS = {
     "does not wait in order": ("ordered_wait", lambda f: _not),
     "does not arrive at the next consumer": ("ordered_arrive", lambda f: _not),
     "keeps its slots": ("give_back", lambda f: _not),
-    "gives back the slot after": ("give_back", lambda f: lambda empty, slot: f(empty, (slot + 1) % 4)),
+    "gives back the slot after": ("give_back", lambda f: lambda p, slot: f(p, (slot + 1) % 4)),
     "leaves the tensor's end": ("complete", lambda f: lambda slot, ptr, at, whole, end, layout: slot.load(layout)),
     "leaves the head and the tail": ("head_and_tail", lambda f: lambda *a: (f(*a)[0], f(*a)[1] & False)),
-    "writes whole words of others": ("words", lambda f: lambda shift, c, v: (f(shift, c, v)[0], f(shift, c, v)[1] + v)),
+    "writes whole words of others": ("words", lambda f: lambda p, at, v: (f(p, at, v)[0], f(p, at, v)[1] + v)),
     "leaves the last group": ("place", lambda f: lambda *a: (*f(*a)[:2], f(*a)[2] - 1)),
 }
 
@@ -192,7 +187,7 @@ def hopper(monkeypatch):
         taken.append(config)
         args = _arguments(list(inputs), out, config.box)
         monkeypatch.setattr(torch.Tensor, "is_cuda", False)
-        run(launch.KERNELS[len(inputs)], programs, args, launch.options(config, len(inputs)), out)
+        run(launch.KERNELS[len(inputs)], programs, args, launch.options(config, len(inputs), out.itemsize), out)
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)

@@ -18,6 +18,7 @@ from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import capability, machine
 from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.rows.ring import RingShape
 from expertile.ops.rows.ring_softmax import softmax_backward_ring_kernel, softmax_ring_kernel
 
 KERNELS = {1: softmax_ring_kernel, 2: softmax_backward_ring_kernel}  # by the number of their inputs
@@ -111,14 +112,12 @@ def config_for(out: torch.Tensor, *inputs: torch.Tensor) -> RingConfig | None:
     return found if alike else None
 
 
-def options(config: RingConfig, tensors: int) -> dict[str, Any]:
+def options(config: RingConfig, tensors: int, itemsize: int) -> dict[str, Any]:
     """Compile-time constants and launch options."""
     start, consumer, loader = config.registers
+    groups = (config.group, config.box, CHUNK_BYTES // itemsize, config.slots(tensors))
     return {
-        "GROUP": config.group,
-        "BOX": config.box,
-        "SLOTS": config.slots(tensors),
-        "CONSUMERS": config.consumers,
+        "SHAPE": RingShape(tensors, config.consumers, *groups),
         "REGISTERS": consumer,
         "LOADER_REGISTERS": loader,
         "num_warps": config.num_warps,
@@ -141,7 +140,7 @@ def plan(
         (dtype,) * tensors,
         (dtype,) * (tensors + 1),
         (rows, cols, chunks),
-        tuple(options(config, tensors).items()),
+        tuple(options(config, tensors, dtype.itemsize).items()),
         min(rows, sm_count * config.programs_per_sm),
     )
 
