@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from expertile.lab.race.record import Record
 from expertile.lab.report.memory import MIB, MemoryChart, memory_charts, sentences
 from expertile.lab.report.palette import styles
-from expertile.lab.report.svg import Series, curves
 from expertile.lab.report.units import MISSING, cell, markdown_table, significant
+from tools.pages.svg import Series, curves
 
 _FORMULA_DASH = "2 3"
 

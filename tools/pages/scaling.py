@@ -8,18 +8,18 @@ Only the newest run of each preset is used: figures of two runs must not stand i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import POLICY_NAMES, Row
-from expertile.lab.report.svg import Series, curves, dots
 from expertile.lab.report.units import MISSING, markdown_table, micros, percent, rate, significant, times
 from tools.pages.recorded import NOT_MEASURED, percents
+from tools.pages.svg import Series, curves, dots
 
 SECTIONS = ("tokens", "groups", "shape", "skew")
 """Sections of docs/results/scaling.md: of the sweeps over each axis (K and N share one), and of skew."""
@@ -52,6 +52,12 @@ class Sweep:
     @property
     def section(self) -> str:
         return self.axis if self.axis in SECTIONS else "shape"
+
+
+def axis_of(name: str) -> tuple[str, str, int] | None:
+    """("mixtral-up", "tokens", 64) for "mixtral-up-tokens64", with or without a preset in front; None for others."""
+    match = re.fullmatch(rf"(?:[^/]*/)?(.+)-({'|'.join(AXIS_NAMES)})(\d+)", name)
+    return (match[1], match[2], int(match[3])) if match else None
 
 
 def sweeps(run: Run, policy: str) -> list[Sweep]:

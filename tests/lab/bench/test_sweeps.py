@@ -1,9 +1,10 @@
 """Sweeps vary one thing; skewed workloads have twins of equal work; dgrad is the forward product turned round."""
 
 from expertile.lab.bench.presets import preset
-from expertile.lab.bench.sweeps import axis_of, twin
+from expertile.lab.bench.sweeps import twin
 from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
+from tools.pages.scaling import axis_of
 
 
 def _work(workload):

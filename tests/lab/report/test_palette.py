@@ -4,8 +4,7 @@ from importlib.resources import files
 import pytest
 
 from expertile.lab.operators import operators
-from expertile.lab.report.palette import CARDS, styles, theme_css
-from expertile.lab.report.svg import contrast
+from expertile.lab.report.palette import CARDS, contrast, styles, theme_css
 
 
 def test_a_backend_looks_the_same_whoever_it_races():
@@ -83,3 +82,7 @@ def test_backends_stand_out_from_the_page_and_text_from_them(theme):
     for name, colour in shown.items():
         assert contrast(colour, own["bg"]) >= least, name
         assert contrast(colour, marks["t" + name[1:]]) >= 4.5, name
+
+
+def test_contrast_is_wcags():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from expertile.lab.measure.env import Env
-from expertile.lab.race.record import MOVED_BYTES, Record, read
+from expertile.lab.race.record import MOVED_BYTES, Record
 from expertile.lab.traffic import formulas
-from expertile.lab.traffic.measured import NO_GPU, collect, measure
+from expertile.lab.traffic.measured import NO_GPU, measure
 from expertile.lab.traffic.ncu import Kernel, Profile
 from expertile.lab.traffic.runs import decode, encode
 from tests.lab.traffic.test_formulas import H200, subject
@@ -78,10 +78,3 @@ def test_one_way_that_fails_leaves_the_others():
 
     records = {r.backend: r for r in measure(SOFTMAX, WAYS, ENV, "run", fails_once, has_gpu=True)}
     assert records["torch"].reason and records["expertile"].value == 33.0
-
-
-def test_records_are_kept_as_they_are_made(tmp_path):
-    path = tmp_path / "2026-11-21-traffic.jsonl"
-    counted = collect([(SOFTMAX, WAYS)], path, two_kernels)
-    records = read(path)
-    assert len(records) == 3 and counted == sum(r.status == "ok" for r in records)

@@ -5,12 +5,12 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from expertile.lab.bench.presets import preset
-from expertile.lab.bench.sweeps import axis_of
 from expertile.lab.report.contest import runs
 from tests.lab.report.samples import record
 from tools.pages.scaling import (
     NOT_MEASURED,
     SECTIONS,
+    axis_of,
     blocks,
     newest,
     scaling_svg,

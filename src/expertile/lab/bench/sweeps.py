@@ -1,10 +1,9 @@
 """Presets in which one thing varies and all else stays: tokens, groups, K or N; skew beside its balanced twin; and the
-gradients of forward products. bf16 throughout. `axis_of` takes names of `scaling` ("mixtral-up-tokens64") apart again.
+gradients of forward products. bf16 throughout.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -16,19 +15,11 @@ from expertile.lab.race.workloads import GroupedWorkload, ragged_m
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.roofline import bound
 
-AXES = ("tokens", "groups", "k", "n")
-
 # (experts, K, N, top-k): gate-up of Qwen3-30B-A3B (2 x 768 columns) and up of Mixtral-8x7B (config.json of each).
 _TOKEN_SWEEPS = {"qwen3-gate-up": (128, 2048, 1536, 8), "mixtral-up": (8, 4096, 14336, 2)}
 _TOKENS = tuple(2**i for i in range(17))
 _GROUPS = tuple(2**i for i in range(10))
 _EXTENTS = tuple(2**i for i in range(8, 14))
-
-
-def axis_of(name: str) -> tuple[str, str, int] | None:
-    """("mixtral-up", "tokens", 64) for "mixtral-up-tokens64", with or without a preset in front; None for others."""
-    match = re.fullmatch(rf"(?:[^/]*/)?(.+)-({'|'.join(AXES)})(\d+)", name)
-    return (match[1], match[2], int(match[3])) if match else None
 
 
 def scaling(routing: str = "balanced", seed: int = 0) -> list[GroupedWorkload]:

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from expertile.lab.report import sections
+from expertile.lab.report.markers import outlines
 from expertile.lab.report.palette import styles, theme_css
 from expertile.lab.report.rows import Row
-from expertile.lab.report.svg import outlines
 from expertile.lab.report.units import micros, plural, sentence_case
 
 _POLICY_BUTTONS = (

@@ -8,14 +8,11 @@ The record's value is the bytes read from and written to memory. Its details: "r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
-from expertile.device import Device
 from expertile.lab.measure.env import Env, timestamp
-from expertile.lab.measure.environment import capture_env, new_run_id
-from expertile.lab.race.record import MOVED_BYTES, Record, append
+from expertile.lab.race.record import MOVED_BYTES, Record
 from expertile.lab.traffic import ncu
 from expertile.lab.traffic.model import Subject, Way
 from expertile.lab.traffic.runs import encode, runnable
@@ -43,16 +40,6 @@ def measure(
         if "ERR_NVGPUCTRPERM" in found.reason or "not installed" in found.reason:
             refused = found.reason
         yield _record(subject, way, found, env, run)
-
-
-def collect(cases: Iterable[tuple[Subject, Sequence[Way]]], path: str | Path, profiler: Profiler = ncu.profile) -> int:
-    """Count all `cases` on this machine, appending records to `path`; returns how many were counted."""
-    env, run, counted = capture_env(Device.current()), new_run_id(), 0
-    for subject, ways in cases:
-        for record in measure(subject, ways, env, run, profiler):
-            append(path, record)
-            counted += record.status == "ok"
-    return counted
 
 
 def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) -> Record:

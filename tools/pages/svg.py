@@ -10,17 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from expertile.lab.report.markers import POLYGONS, SIZE, STROKES
+from expertile.lab.report.palette import readable
+
 _CARDS = {"light": "#ffffff", "dark": "#161b22"}
 _INK = {
     "light": {"fg": "#1f2328", "muted": "#59636e", "grid": "#d8dee4"},
     "dark": {"fg": "#e6edf3", "muted": "#9aa4af", "grid": "#30363d"},
 }
-_CONTRAST = 3.0
 _FONT = "12px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 66, 150, 44, 52
 _PLOT_HEIGHT, _ROW = 330, 24
 _MOST_TICKS = 9
-_SIZE = 4.6  # of a marker
 
 
 @dataclass(frozen=True)
@@ -102,33 +103,6 @@ def ticks(low: float, high: float, base: int) -> list[float]:
     return found
 
 
-def readable(colour: str, card: str, least: float = _CONTRAST) -> str:
-    """`colour`, moved towards white or black until its contrast with `card` is at least `least` : 1."""
-    target = 0 if _luminance(card) > 0.5 else 255
-    channels = _channels(colour)
-    for share in range(0, 101, 5):
-        moved = [round(c + (target - c) * share / 100) for c in channels]
-        text = "#" + "".join(f"{c:02x}" for c in moved)
-        if contrast(text, card) >= least:
-            break
-    return text
-
-
-def contrast(first: str, second: str) -> float:
-    """Contrast ratio of two colours, 1 to 21 (WCAG 2.1)."""
-    low, high = sorted((_luminance(first), _luminance(second)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in _channels(colour))]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _channels(colour: str) -> list[int]:
-    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-
-
 def _check(values: Sequence[float]) -> None:
     if not values:
         raise ValueError("series: expected at least one point, got none")
@@ -196,53 +170,15 @@ def _number(value: float) -> str:
     return f"{value:,.10g}"
 
 
-def _polygon(corners: int, turn: float = 0.0, inner: float = 1.0) -> tuple[tuple[float, float], ...]:
-    """Unit polygon with a corner at the top; with `inner` < 1 a star."""
-    count = corners if inner == 1.0 else 2 * corners
-    angles = [2 * math.pi * i / count - math.pi / 2 + turn for i in range(count)]
-    radii = [inner if inner < 1.0 and i % 2 else 1.0 for i in range(count)]
-    return tuple((r * math.cos(a), r * math.sin(a)) for a, r in zip(angles, radii, strict=True))
-
-
-_POLYGONS = {
-    "square": _polygon(4, math.pi / 4),
-    "diamond": _polygon(4),
-    "triangle-up": _polygon(3),
-    "triangle-down": _polygon(3, math.pi),
-    "pentagon": _polygon(5),
-    "hexagon": _polygon(6),
-    "star": _polygon(5, inner=0.45),
-    "star-square": _polygon(4, inner=0.45),
-    "star-hexagon": _polygon(6, inner=0.5),
-    "octagon": _polygon(8),
-    "star-triangle-up": _polygon(3, inner=0.4),
-    "bowtie": ((-1, -0.8), (1, 0.8), (1, -0.8), (-1, 0.8)),
-    "hourglass": ((-0.8, -1), (0.8, -1), (-0.8, 1), (0.8, 1)),
-}
-_STROKES = {"cross": ((1, 0), (0, 1)), "x": ((0.75, 0.75), (-0.75, 0.75))}
-
-
-def outlines() -> dict[str, str]:
-    """The SVG path of every marker by its name, around the origin; what is not closed ("Z") is drawn with strokes."""
-    size, r = _SIZE, 0.85 * _SIZE
-    found = {"circle": f"M{-r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {2 * r:.1f} 0a{r:.1f} {r:.1f} 0 1 0 {-2 * r:.1f} 0Z"}
-    for name, corners in _POLYGONS.items():
-        found[name] = "M" + "L".join(f"{x * size:.1f} {y * size:.1f}" for x, y in corners) + "Z"
-    for name, strokes in _STROKES.items():
-        ends = ((x * size, y * size) for x, y in strokes)
-        found[name] = "".join(f"M{-x:.1f} {-y:.1f}L{x:.1f} {y:.1f}" for x, y in ends)
-    return found
-
-
 def _marker(index: int, symbol: str, x: float, y: float) -> str:
-    size = _SIZE
-    if symbol in _STROKES:
+    size = SIZE
+    if symbol in STROKES:
         lines = " ".join(
             f"M{x - dx * size:.1f} {y - dy * size:.1f}L{x + dx * size:.1f} {y + dy * size:.1f}"
-            for dx, dy in _STROKES[symbol]
+            for dx, dy in STROKES[symbol]
         )
         return f'<path class="s{index} mark" d="{lines}"/>'
-    if symbol in _POLYGONS:
-        corners = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in _POLYGONS[symbol])
+    if symbol in POLYGONS:
+        corners = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in POLYGONS[symbol])
         return f'<polygon class="f{index}" points="{corners}"/>'
     return f'<circle class="f{index}" cx="{x:.1f}" cy="{y:.1f}" r="{size * 0.85:.1f}"/>'
