@@ -52,7 +52,7 @@ def child(options: argparse.Namespace) -> int:
     device = Device.current()
     spec = BenchSpec(presets=tuple(options.preset), include=tuple(options.backend), only=tuple(options.only))
     for part in parts(spec, device):
-        path = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=options.out)
+        path: Path | None = results_path(device.slug, part.name, datetime.date.today().isoformat(), root=options.out)
         workloads, rounds = part.workloads, options.rounds
         if options.part is not None:
             path, rounds, workloads = None, 3, workloads[options.part :: options.warm]
@@ -71,7 +71,9 @@ def child(options: argparse.Namespace) -> int:
     return 0
 
 
-def _start(side: str, words: Sequence[str], options: argparse.Namespace, **more: int) -> subprocess.Popen[bytes]:
+def _start(
+    side: str, words: Sequence[str], options: argparse.Namespace, pipe: int | None = None
+) -> subprocess.Popen[bytes]:
     name, _, path = side.partition("=")
     log = options.out / f"{name}.log"
     with log.open("ab") as file:
@@ -79,7 +81,8 @@ def _start(side: str, words: Sequence[str], options: argparse.Namespace, **more:
             [sys.executable, __file__, side, *words, "--child", "--out", str(options.out / name)],
             env={**os.environ, "PYTHONPATH": path},
             stderr=file,
-            **more,
+            stdin=pipe,
+            stdout=pipe,
         )
 
 
@@ -138,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             process.kill()
         print(f"warm after {time.monotonic() - started:.0f} s", flush=True)
     pipe = subprocess.PIPE
-    processes = [_start(side, words, options, stdin=pipe, stdout=pipe) for side in options.sides]
+    processes = [_start(side, words, options, pipe) for side in options.sides]
     turns = take_turns(processes)
     for side, process, count in zip(options.sides, processes, turns, strict=True):
         print(f"{side.partition('=')[0]}: {count} turns, exit status {process.returncode}")

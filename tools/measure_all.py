@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO
@@ -87,7 +86,10 @@ def run_job(job: str, gpus: str, end: float, out: Path, warm: int) -> str:
     started, codes = time.monotonic(), [0]
     (out / "logs").mkdir(parents=True, exist_ok=True)
     with (out / "logs" / f"{job}.log").open("ab") as log:
-        begin = partial(subprocess.Popen, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+        def begin(words: Sequence[str]) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
         steps = commands(job, out, max(end - started - 10, 1), warm)
         for step in steps:
             here = [begin(c) for c in step]

@@ -69,7 +69,7 @@ def _shown(value: Any) -> str:
 def note(src: Any, metadata: dict[str, Any], ptx: Path) -> dict[str, Any]:
     """One compilation: what was compiled and the hashes of what came out."""
     text = canonical(ptx.read_text())
-    types = {(src.fn.arg_names.index(name),): name for name in src.signature}
+    types: dict[tuple[int, ...], str] = {(src.fn.arg_names.index(name),): name for name in src.signature}
 
     def named(path: tuple[int, ...]) -> str:
         return ".".join([types.get(path[:1], str(path[0])), *map(str, path[1:])])
@@ -94,7 +94,8 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         from triton import knobs
 
-        self.folder, self.found = folder, {}
+        self.folder = folder
+        self.found: dict[str, dict[str, Any]] = {}
         knobs.compilation.listener = self.heard
 
     def heard(self, *, src: Any, metadata: dict[str, Any], metadata_group: dict[str, str], **_: Any) -> None:
@@ -170,9 +171,9 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> int:
                     print(f"  {sign} sm_{entry['arch']} {entry['arguments']}\n    {entry['at']}")
         elif name != now:
             print(f"renamed  {title}")
-    for word, entries, paired in (("missing", before, pairs), ("new", after, pairs.values())):
-        for name in sorted(entries.keys() - set(paired)):
-            print(f"{word:8} {name}: {len(entries[name])} compilations")
+    for word, kernels, paired in (("missing", before, pairs), ("new", after, pairs.values())):
+        for name in sorted(kernels.keys() - set(paired)):
+            print(f"{word:8} {name}: {len(kernels[name])} compilations")
     total = sum(map(len, before.values()))
     print(f"{same} kernels of {len(before)} have the PTX they had ({total} compilations before)")
     return int(differ > 0)

@@ -57,7 +57,7 @@ def build(shape: Shape, device: torch.device) -> Any:
     """The model in bfloat16, in evaluation mode."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    config = MixtralConfig(
+    config = MixtralConfig(  # type: ignore[call-arg]
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=2 * shape.hidden,
@@ -73,7 +73,7 @@ def build(shape: Shape, device: torch.device) -> Any:
     model = MixtralForCausalLM(config)
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_(std=shape.embedding_std)
-    return model.to(device=device, dtype=torch.bfloat16).eval()
+    return model.to(device=device, dtype=torch.bfloat16).eval()  # type: ignore[call-arg]
 
 
 class QuantisedExperts(torch.nn.Module):

@@ -182,11 +182,11 @@ def table(found: Sequence[Standing]) -> str:
     ]
     days = sorted(s.run.day for s in found)
     env = found[0].run.rows[0].env
+    torch, triton = cell(str(env.torch)), cell(str(env.triton))
     lead = (
-        f"{cell(found[0].run.device)}, {days[0]} to {days[-1]}, torch {cell(env.torch)}, Triton "
-        f"{cell(env.triton)}, CUDA-graph replay. The ratio is the best rival's time over ours, geometric mean over "
-        "the workloads of one run: above 1× ours is faster. Each workload has its own best rival. `auto` is the call "
-        "as a user writes it."
+        f"{cell(found[0].run.device)}, {days[0]} to {days[-1]}, torch {torch}, Triton {triton}, CUDA-graph replay. The "
+        "ratio is the best rival's time over ours, geometric mean over the workloads of one run: above 1× ours is "
+        "faster. Each workload has its own best rival. `auto` is the call as a user writes it."
     )
     header = ["job", "ours", "best rival (workloads)", "ratio", "worst", "faster / tie / slower"]
     return "\n\n".join([lead, markdown_table(header, body, left=3), _footnote(found)])

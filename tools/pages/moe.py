@@ -86,7 +86,7 @@ def _layer(size: Size, records: Sequence[Record]) -> list[str]:
         row = [TITLES[way]]
         for op in ("moe", "moe_train"):
             record, ours = found[op, way, SECONDS], found[op, OURS, SECONDS]
-            row += [ms(_time(record)), significant(record.tflops), times(_time(record) / _time(ours))]
+            row += [ms(_time(record)), significant(record.tflops or 0.0), times(_time(record) / _time(ours))]
         for op in ("moe", "moe_train"):
             peak = found.get((op, way, PEAK_BYTES))
             row.append(MISSING if peak is None or peak.value is None else significant(peak.value / 2**30))
