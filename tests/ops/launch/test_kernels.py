@@ -37,17 +37,19 @@ def _at_once() -> None:
     norm._sum_partials(torch.empty(1, 32, 100), torch.empty(100), None)
 
 
+def nothing_known_any_more():
+    for cache in (launch._compiled, softmax._launch, norm._launch):
+        cache.cache_clear()
+    kernels._READY.clear()
+
+
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
     monkeypatch.setattr(softmax, "machine", lambda index: H200)
     monkeypatch.setattr(norm, "machine", lambda index: H200)
-    for cache in (launch._compiled, softmax._launch, norm._launch):
-        cache.cache_clear()
-    kernels._READY.clear()
+    nothing_known_any_more()
     yield
-    for cache in (launch._compiled, softmax._launch, norm._launch):
-        cache.cache_clear()
-    kernels._READY.clear()
+    nothing_known_any_more()
 
 
 @pytest.mark.parametrize("call", [_softmax, _odd_softmax, _norm, _at_once])
@@ -56,6 +58,28 @@ def test_the_same_kernel_as_by_triton(call) -> None:
         call()
     (ours, _, _, warmup), (by_triton, _, _, again) = calls
     assert warmup and not again and ours is by_triton
+
+
+def _form(arguments):
+    """Which of them are tuples, and which are None."""
+    return tuple(_form(x) if isinstance(x, tuple) else x is None for x in arguments)
+
+
+@pytest.mark.parametrize("call, is_planned", [(_norm, True), (_at_once, False)])
+def test_pointers_and_numbers_are_tuples_as_triton_takes_them(call, is_planned) -> None:
+    """Of a kernel of `tensors` and `scalars`."""
+    seen = []
+    ready = launch.Compiled(lambda programs, stream, args: seen.append(args), 0, (), lambda device: 0, lambda: 90)
+    with fake_gpu() as calls, mock.patch.object(launch, "prepare", lambda kernel, cluster: None):
+        call()
+    _, (_, _, by_triton, _) = calls
+    nothing_known_any_more()
+    with fake_gpu(), mock.patch.object(launch, "prepare", lambda kernel, cluster: ready):
+        call()
+    (given,) = seen
+    assert len(by_triton) == 2 and isinstance(by_triton[0], tuple)
+    assert _form(given[:2]) == _form(by_triton) and given[1] == by_triton[1]
+    assert all(x is None for x in given[2:]) == is_planned
 
 
 @pytest.mark.parametrize("call", [_softmax, _norm, _at_once])

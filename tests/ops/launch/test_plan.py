@@ -217,6 +217,8 @@ def test_tensors_of_a_cpu_are_left_to_triton() -> None:
     launches: list[tuple[Any, ...]] = []
 
     class Kernel:
+        arg_names = ("a_desc", "offs_ptr", "groups", "BLOCK")
+
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **options: launches.append((grid, args, options))
 

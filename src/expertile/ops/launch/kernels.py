@@ -1,7 +1,8 @@
 """Launches of row kernels, and of the many small kernels beside them.
 
-Their parameters are tensors (or None), then integers and floats, then compile-time constants. What shapes alone decide
-is planned once (`plan`), the rest is launched as it comes (`launch`), some 10 µs sooner than by `kernel[grid](...)`.
+Their parameters are tensors (or None), then integers and floats, then compile-time constants; or two tuples, `tensors`
+and `scalars`, and constants. What shapes alone decide is planned once (`plan`), the rest is launched as it comes
+(`launch`), some 10 µs sooner than by `kernel[grid](...)`.
 
 `cluster` programs side by side can form a thread block cluster (launch/versions.py); where that is not known
 `Machine.clusters` is False.
@@ -9,6 +10,7 @@ is planned once (`plan`), the rest is launched as it comes (`launch`), some 10 �
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +20,7 @@ import triton.language as tl
 from triton.runtime import driver as runtime
 
 from expertile.ops.launch import launch as launches
-from expertile.ops.launch.launch import Compiled, Launch, Pointer, alike, compiled, met
+from expertile.ops.launch.launch import Compiled, Launch, Pointer, alike, arguments, compiled, met
 from expertile.ops.launch.versions import FP_FUSION
 
 _READY: dict[tuple[Any, ...], Compiled | None] = {}
@@ -40,7 +42,7 @@ def resident_clusters(index: int, cluster: int, programs_per_sm: int) -> int:
     with torch.cuda.device(index):
         # A thread of autograd that has not called the CUDA runtime yet has no context, which the driver asks for below.
         torch.cuda.mem_get_info(index)
-        kernel = compiled(_mark, (), (torch.float32,), (), _options(_mark, 1, (), 4), index, cluster)
+        kernel = compiled(_mark, (), (torch.float32,), (), _options(_mark, (None,), (), (), 4), index, cluster)
         assert kernel is not None
         # Shared memory is what limits the CTAs of an SM here; each takes 1 KB more than it asks for.
         shared = props.shared_memory_per_multiprocessor // programs_per_sm - 1024
@@ -62,7 +64,7 @@ def plan(
 
     `pdl`: the kernel may start while the kernel before it runs (programmatic dependent launch, where `supports_pdl`
     allows it), and waits for it itself."""
-    options = _options(kernel, len(pointers) + len(scalars), constants, num_warps, most_registers, pdl)
+    options = _options(kernel, pointers, scalars, constants, num_warps, most_registers, pdl)
     return Launch(kernel, (), (), pointers, scalars, options, count, cluster)
 
 
@@ -95,24 +97,27 @@ def launch(
         except KeyError:
             if len(_READY) >= _MOST_READY:
                 _READY.clear()
-            options = _options(kernel, len(tensors) + len(scalars), constants, num_warps, most_registers, pdl)
-            ready = _READY[key] = compiled(kernel, (), met(tensors)[1], scalars, options, device, cluster)
+            pointers = met(tensors)[1]
+            options = _options(kernel, pointers, scalars, constants, num_warps, most_registers, pdl)
+            ready = _READY[key] = compiled(kernel, (), pointers, scalars, options, device, cluster)
     if ready is None:
         plan(kernel, count, met(tensors)[1], scalars, constants, *how).run(device, (), tensors, addresses)
     else:
-        ready(device, count, (), (*addresses, *scalars, *constants))
+        ready(device, count, (), (*arguments(kernel, addresses, scalars), *constants))
 
 
 def _options(
     kernel: Any,
-    arguments: int,
+    pointers: Sequence[Any],
+    scalars: Sequence[Any],
     constants: tuple[Any, ...],
     num_warps: int,
     most_registers: int | None = None,
     pdl: bool = False,
 ) -> tuple[tuple[str, Any], ...]:
-    """Constants by name, which follow so many other arguments, and what Triton takes beside a kernel's parameters."""
-    options = dict(zip(kernel.arg_names[arguments:], constants, strict=True)) | {"num_warps": num_warps} | FP_FUSION
+    """Constants by name, and what Triton takes beside a kernel's parameters."""
+    names = kernel.arg_names[len(arguments(kernel, pointers, scalars)) :]
+    options = dict(zip(names, constants, strict=True)) | {"num_warps": num_warps} | FP_FUSION
     if most_registers is not None:
         options["maxnreg"] = most_registers
     if pdl:

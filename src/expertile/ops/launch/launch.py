@@ -122,17 +122,29 @@ Pointers = tuple[Pointer | torch.dtype | None, ...]
 
 
 class _Direct(NamedTuple):
-    """What a launch past Triton needs: the kernel, its descriptors, and the arguments behind the pointers."""
+    """What a launch past Triton needs: the kernel, its descriptors, the arguments behind the pointers, and whether the
+    pointers are one argument."""
 
     kernel: Compiled
     described: tuple[Tensor, ...]
     rest: tuple[Any, ...]
+    grouped: bool
+
+
+def grouped(kernel: Any) -> bool:
+    """Whether a kernel takes its pointers as one tuple, `tensors`, and its numbers as another, `scalars`."""
+    return list(kernel.arg_names[:2]) == ["tensors", "scalars"]
+
+
+def arguments(kernel: Any, pointers: Iterable[Any], numbers: Iterable[Any]) -> tuple[Any, ...]:
+    """What a kernel takes between its descriptors and its constants."""
+    return (tuple(pointers), tuple(numbers)) if grouped(kernel) else (*pointers, *numbers)
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
     """A launch without its tensors. A kernel's parameters are descriptors, pointers, numbers and compile-time
-    constants, in this order."""
+    constants, in this order; or two tuples, of its pointers and its numbers, and constants (`grouped`)."""
 
     kernel: Any
     blocks: tuple[Blocks | None, ...]  # of the descriptors; the last are None where the kernel does not use them
@@ -161,11 +173,12 @@ class Launch:
             except KeyError:
                 direct = self._direct[device] = self._prepare(device)
             if direct is not None:
-                kernel, described, rest = direct
+                kernel, described, rest, together = direct
                 if addresses is None:
                     addresses = (*map(_address, tensors), *map(_address, pointers))
                 used = zip(described, addresses, strict=False)
-                kernel(device, self.programs, used, (*addresses[len(described) :], *rest))
+                own = addresses[len(described) :]
+                kernel(device, self.programs, used, (tuple(own), *rest) if together else (*own, *rest))
                 return
         with current_device(torch_device(device)):
             self.kernel[(self.programs * self.cluster,)](*self.arguments(tensors, pointers), **dict(self.options))
@@ -176,7 +189,7 @@ class Launch:
         """What Triton's own launcher takes for the kernel's parameters, compile-time constants aside."""
         seen = zip(self.blocks, tensors, self.block_dtypes, strict=True)
         described = (None if b is None or t is None else b.of(t.view(dtype), self.kernel) for b, t, dtype in seen)
-        return (*described, *pointers, *self.numbers)
+        return (*described, *arguments(self.kernel, pointers, self.numbers))
 
     def _prepare(self, device: int) -> _Direct | None:
         seen = zip(self.blocks, self.block_dtypes, strict=True)
@@ -185,8 +198,10 @@ class Launch:
         if kernel is None:
             return None
         described = tuple(kernel.tensor(i, b) for i, b in enumerate(self.blocks) if b is not None)
-        known = len(self.blocks) + len(self.pointers) + len(self.numbers)
-        return _Direct(kernel, described, (*self.numbers, *(None,) * (len(self.kernel.arg_names) - known)))
+        known = (*self.blocks, *arguments(self.kernel, self.pointers, self.numbers))
+        numbers = arguments(self.kernel, (), self.numbers)[grouped(self.kernel) :]
+        constants = (None,) * (len(self.kernel.arg_names) - len(known))
+        return _Direct(kernel, described, (*numbers, *constants), grouped(self.kernel))
 
 
 def compiled(
@@ -202,8 +217,11 @@ def compiled(
     None where Triton has to launch it. RuntimeError for clusters that Triton's launcher is not known to take."""
     if not isinstance(kernel, JITFunction):  # the interpreter's functions are of another kind
         return None
-    parameters = kernel.params[len(forms) + len(pointers) :]
-    some = tuple(alike(n, not p.do_not_specialize) for p, n in zip(parameters, numbers, strict=False))
+    if grouped(kernel):
+        some = tuple(map(alike, numbers))
+    else:
+        parameters = kernel.params[len(forms) + len(pointers) :]
+        some = tuple(alike(n, not p.do_not_specialize) for p, n in zip(parameters, numbers, strict=False))
     found = _compiled(kernel, forms, pointers, some, options, device, cluster)
     if found is None and cluster > 1:
         raise RuntimeError(_NO_CLUSTERS)
@@ -223,7 +241,8 @@ def _compiled(
     described = (f and f[0].of(pointer(f[1]), kernel) for f in forms)
     stand_ins = (p if p is None or isinstance(p, Pointer) else pointer(p) for p in pointers)
     with torch.cuda.device(device):
-        made = kernel.run(*described, *stand_ins, *numbers, grid=(1,), warmup=True, **dict(options))
+        given = (*described, *arguments(kernel, stand_ins, numbers))
+        made = kernel.run(*given, grid=(1,), warmup=True, **dict(options))
         return prepare(made, cluster)
 
 

@@ -24,7 +24,7 @@ class Shape(NamedTuple):
     """How rows lie on programs, known when compiling: tiles of BLOCK_R rows, CLUSTER slices of a row, PIECES of BLOCK_C
     columns in a slice. EVEN_R, EVEN_C: nothing reaches past the last row, or past a row. VECTOR > 1: rows are cut into
     body, head and tail (head_tail.py). STAYS: a program strides over the tiles, STAGES of which are on their way at
-    once."""
+    once. Lengths and strides come in UNITs."""
 
     BLOCK_R: int
     BLOCK_C: int
@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     VECTOR: int
     STAYS: bool
     STAGES: int
+    UNIT: int
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ class RowConfig:
         """Pieces of one slice of a row of `cols` elements."""
         return -(-cols // (self.cluster * self.block_cols))
 
-    def shape(self, rows: int, cols: int, cut: int = 1) -> Shape:
-        """Of tiles of [rows, cols]; `cut`: elements of a word that rows are cut by."""
+    def shape(self, rows: int, cols: int, by: int, cut: int = 1) -> Shape:
+        """Of tiles of [rows, cols]. by: elements of a unit of lengths; `cut`: of a word that rows are cut by."""
+        if self.streamed:  # one kernel for all
+            return Shape(self.block_rows, self.block_cols, 1, 1, False, False, 1, False, self.num_stages, by)
         pieces = self.pieces(cols // cut * cut)
         even = cut == 1 and cols == self.cluster * pieces * self.block_cols
         tile = (self.block_rows, self.block_cols, pieces, self.cluster)
-        return Shape(*tile, rows % self.block_rows == 0, even, cut, self.programs_per_sm > 0, self.num_stages)
+        return Shape(*tile, rows % self.block_rows == 0, even, cut, self.programs_per_sm > 0, self.num_stages, by)
 
     def tiles(self, rows: int) -> int:
         """Tiles of `rows` rows."""

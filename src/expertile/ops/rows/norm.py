@@ -84,9 +84,9 @@ def _launch(
             config = choose.forward(rows, cols, itemsize, here, vectors, inputs)
     by = unit(cols, x_stride, residual_stride)
     strides = (cols // by, x_stride // by, residual_stride // by)
+    shape = config.shape(rows, cols, by, cut)
     if config.streamed:
-        by_blocks = (centered, by, config.block_cols)
-        return plan(norm_streamed_kernel, rows, pointers, (*strides, eps), by_blocks, config.num_warps)
+        return plan(norm_streamed_kernel, rows, pointers, (*strides, eps), (centered, shape), config.num_warps)
     count = config.resident_programs(rows, here, index)
     late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
     if cut > 1 and config.programs_per_sm:
@@ -94,7 +94,7 @@ def _launch(
         alike = cut // gcd(cut, config.block_rows)
         count = count // alike * alike or count
         late = count % alike != 0 and count < config.tiles(rows)
-    constants = (centered, by, config.shape(rows, cols, cut), _spread(config, itemsize), late)
+    constants = (centered, _spread(config, itemsize), late, shape)
     how = (config.num_warps, config.cluster, config.most_registers)
     return plan(norm_kernel, count, pointers, (rows, *strides, eps), constants, *how)
 
@@ -131,13 +131,13 @@ def backward(
     if config is None:
         config = choose.norm_backward(rows, cols, h.element_size(), here, sum(wanted))
     if config.streamed:
-        shape = (centered, by, config.block_cols)
+        shape = (centered, config.shape(rows, cols, by))
         launch(norm_backward_streamed_kernel, rows, tensors, strides, shape, num_warps=config.num_warps)
         partial = _sum_columns(dy_rows, h_rows, mean, rstd, strides[:3], by, wanted, here) if any(wanted) else None
     else:
         count = config.resident_programs(rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
-        constants = (centered, *wanted, by, config.shape(rows, cols), _spread(config, h.element_size()))
+        constants = (centered, *wanted, _spread(config, h.element_size()), config.shape(rows, cols, by))
         launch(
             norm_backward_kernel,
             count,
@@ -175,17 +175,17 @@ def _sum_columns(
 ) -> torch.Tensor:
     """Partial sums [wanted, splits, C] of dy * n and dy over the rows."""
     rows, cols = h.shape
-    block_rows, block_cols = 16, 256
-    blocks = -(-cols // block_cols)
-    splits = max(1, min(-(-rows // block_rows), 4 * here.sm_count // blocks))
+    tiles = RowConfig(16, 256, 8, num_stages=2, streamed=True)
+    blocks = -(-cols // tiles.block_cols)
+    splits = max(1, min(tiles.tiles(rows), 4 * here.sm_count // blocks))
     partial = torch.empty((sum(wanted), splits, cols), dtype=torch.float32, device=h.device)
     launch(
         norm_columns_kernel,
         blocks * splits,
         (dy, h, mean, rstd, partial),
         (rows, splits, *strides),
-        (mean is not None, *wanted, by, block_rows, block_cols, 2),
-        num_warps=8,
+        (mean is not None, *wanted, tiles.shape(rows, cols, by)),
+        num_warps=tiles.num_warps,
     )
     return partial
 

@@ -40,30 +40,20 @@ def _store_partial(ptr, sums, first, C, s):
 
 @triton.jit
 def norm_backward_kernel(
-    dy_ptr,
-    h_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dsum_ptr,
-    dh_ptr,
-    partial_ptr,
-    R,
-    c_units,
-    dy_stride_units,
-    h_stride_units,
-    dsum_stride_units,
+    tensors,
+    scalars,
     CENTERED: tl.constexpr,
     SUM_WEIGHT: tl.constexpr,
     SUM_BIAS: tl.constexpr,
-    UNIT: tl.constexpr,
-    SHAPE: tl.constexpr,
     SPREAD: tl.constexpr,
+    SHAPE: tl.constexpr,
 ):
     """dh of all rows, and partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] of dweight and dbias, one read of dy and h.
     A program (a cluster, if rows are shared) strides over the tiles; dsum is the gradient that reaches h directly."""
     s: tl.constexpr = constants(Shape, SHAPE)
-    C = c_units * UNIT
+    dy_ptr, h_ptr, weight_ptr, mean_ptr, rstd_ptr, dsum_ptr, dh_ptr, partial_ptr = tensors
+    R, c_units, dy_stride_units, h_stride_units, dsum_stride_units = scalars
+    C = c_units * s.UNIT
     rank = tl.program_id(0) % s.CLUSTER
     program = tl.program_id(0) // s.CLUSTER
     programs = tl.num_programs(0) // s.CLUSTER
@@ -82,8 +72,8 @@ def norm_backward_kernel(
         rows = tile * s.BLOCK_R + tl.arange(0, s.BLOCK_R)[:, None]
         row_mask = rows < R
         rows_64 = rows.to(tl.int64)
-        dy_rows = dy_ptr + rows_64 * (dy_stride_units * UNIT)
-        h_rows = h_ptr + rows_64 * (h_stride_units * UNIT)
+        dy_rows = dy_ptr + rows_64 * (dy_stride_units * s.UNIT)
+        h_rows = h_ptr + rows_64 * (h_stride_units * s.UNIT)
         dh_rows = dh_ptr + rows_64 * C
         at = piece.Spot(cols, row_mask, C)
         dys = piece.nothing()
@@ -136,7 +126,7 @@ def norm_backward_kernel(
                 dh -= mean_g
             dh *= rstd
             if dsum_ptr is not None:
-                dsum_rows = dsum_ptr + rows_64 * (dsum_stride_units * UNIT)
+                dsum_rows = dsum_ptr + rows_64 * (dsum_stride_units * s.UNIT)
                 dh += piece.load_piece(i, dsum_rows, at, s, 0.0).to(tl.float32)
             piece.store_piece(i, dh_rows, dh, at, s)
             if SUM_WEIGHT:
@@ -154,29 +144,18 @@ def norm_backward_kernel(
 
 
 @triton.jit
-def norm_backward_streamed_kernel(
-    dy_ptr,
-    h_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dsum_ptr,
-    dh_ptr,
-    c_units,
-    dy_stride_units,
-    h_stride_units,
-    dsum_stride_units,
-    CENTERED: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def norm_backward_streamed_kernel(tensors, scalars, CENTERED: tl.constexpr, SHAPE: tl.constexpr):
     """dh alone, one row per program, read twice: for the two means, then backwards for dh."""
-    C = c_units * UNIT
+    s: tl.constexpr = constants(Shape, SHAPE)
+    BLOCK_C: tl.constexpr = s.BLOCK_C
+    dy_ptr, h_ptr, weight_ptr, mean_ptr, rstd_ptr, dsum_ptr, dh_ptr = tensors
+    c_units, dy_stride_units, h_stride_units, dsum_stride_units = scalars
+    C = c_units * s.UNIT
     row = tl.program_id(0).to(tl.int64)
     here = tl.zeros((1, 1), tl.int32)
-    dy_row = dy_ptr + row * (dy_stride_units * UNIT) + here
-    h_row = h_ptr + row * (h_stride_units * UNIT) + here
-    dsum_row = dy_row if dsum_ptr is None else dsum_ptr + row * (dsum_stride_units * UNIT) + here
+    dy_row = dy_ptr + row * (dy_stride_units * s.UNIT) + here
+    h_row = h_ptr + row * (h_stride_units * s.UNIT) + here
+    dsum_row = dy_row if dsum_ptr is None else dsum_ptr + row * (dsum_stride_units * s.UNIT) + here
     lanes = tl.arange(0, BLOCK_C)[None, :]
     rstd = tl.load(rstd_ptr + row)
     mean = tl.load(mean_ptr + row) if CENTERED else 0.0
@@ -209,40 +188,29 @@ def norm_backward_streamed_kernel(
 
 @triton.jit
 def norm_columns_kernel(
-    dy_ptr,
-    h_ptr,
-    mean_ptr,
-    rstd_ptr,
-    partial_ptr,
-    R,
-    splits,
-    c_units,
-    dy_stride_units,
-    h_stride_units,
-    CENTERED: tl.constexpr,
-    SUM_WEIGHT: tl.constexpr,
-    SUM_BIAS: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    tensors, scalars, CENTERED: tl.constexpr, SUM_WEIGHT: tl.constexpr, SUM_BIAS: tl.constexpr, SHAPE: tl.constexpr
 ):
     """Partial sums [SUM_WEIGHT + SUM_BIAS, splits, C] of dweight and dbias, for rows too long to hold: a program has
     one block of columns and every splits-th tile of rows."""
-    C = c_units * UNIT
+    s: tl.constexpr = constants(Shape, SHAPE)
+    BLOCK_R: tl.constexpr = s.BLOCK_R
+    BLOCK_C: tl.constexpr = s.BLOCK_C
+    dy_ptr, h_ptr, mean_ptr, rstd_ptr, partial_ptr = tensors
+    R, splits, c_units, dy_stride_units, h_stride_units = scalars
+    C = c_units * s.UNIT
     split = tl.program_id(0) % splits
     cols = (tl.program_id(0) // splits) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     dweight = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     dbias = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
-    for tile in tl.range(split, tl.cdiv(R, BLOCK_R), splits, num_stages=STAGES):
+    for tile in tl.range(split, tl.cdiv(R, BLOCK_R), splits, num_stages=s.STAGES):
         rows = tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
         row_mask = rows < R
         rows_64 = rows.to(tl.int64)
-        dy_rows = dy_ptr + rows_64 * (dy_stride_units * UNIT)
+        dy_rows = dy_ptr + rows_64 * (dy_stride_units * s.UNIT)
         dy = piece.load(dy_rows, cols, row_mask, C, 0.0, True, True).to(tl.float32)
         dbias += dy
         if SUM_WEIGHT:
-            h_rows = h_ptr + rows_64 * (h_stride_units * UNIT)
+            h_rows = h_ptr + rows_64 * (h_stride_units * s.UNIT)
             h = piece.load(h_rows, cols, row_mask, C, 0.0, True, True).to(tl.float32)
             if CENTERED:
                 h -= tl.load(mean_ptr + rows, mask=row_mask, other=0.0)
@@ -257,17 +225,11 @@ def norm_columns_kernel(
 
 @triton.jit
 def sum_partials_kernel(
-    partial_ptr,
-    dweight_ptr,
-    dbias_ptr,
-    programs,
-    C,
-    SUM_WEIGHT: tl.constexpr,
-    SUM_BIAS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    tensors, scalars, SUM_WEIGHT: tl.constexpr, SUM_BIAS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):
     """dweight [C] and dbias [C] from partial sums [SUM_WEIGHT + SUM_BIAS, programs, C] float32, in a fixed order."""
+    partial_ptr, dweight_ptr, dbias_ptr = tensors
+    programs, C = scalars
     blocks = tl.cdiv(C, BLOCK_C)
     which = tl.program_id(0) // blocks
     cols = (tl.program_id(0) % blocks) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]

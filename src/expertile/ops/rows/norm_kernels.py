@@ -188,24 +188,7 @@ def _norm(inputs, given, R, C, s, SPREAD: tl.constexpr):
 
 @triton.jit
 def norm_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    bias_ptr,
-    y_ptr,
-    sum_ptr,
-    mean_ptr,
-    rstd_ptr,
-    R,
-    c_units,
-    x_stride_units,
-    residual_stride_units,
-    eps,
-    CENTERED: tl.constexpr,
-    UNIT: tl.constexpr,
-    SHAPE: tl.constexpr,
-    SPREAD: tl.constexpr,
-    LATE: tl.constexpr,
+    tensors, scalars, CENTERED: tl.constexpr, SPREAD: tl.constexpr, LATE: tl.constexpr, SHAPE: tl.constexpr
 ):
     """y[r] = (h[r] - mean) * rstd * weight + bias with h = x (+ residual). Lengths and strides come in units of UNIT
     elements, so that the compiler knows what they are multiples of. Weight and bias are loaded beside x, so that no
@@ -213,10 +196,12 @@ def norm_kernel(
     body, head and tail (see head_tail.py). Unless LATE, all tiles of a program are then cut alike, since its weights
     are those of the columns of its bodies."""
     s: tl.constexpr = constants(Shape, SHAPE)
-    C = c_units * UNIT
-    x = (x_ptr, x_stride_units * UNIT)
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr = tensors
+    R, c_units, x_stride_units, residual_stride_units, eps = scalars
+    C = c_units * s.UNIT
+    x = (x_ptr, x_stride_units * s.UNIT)
     _norm(
-        (x,) if residual_ptr is None else (x, (residual_ptr, residual_stride_units * UNIT)),
+        (x,) if residual_ptr is None else (x, (residual_ptr, residual_stride_units * s.UNIT)),
         _Given(weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr, eps, CENTERED, LATE),
         R,
         C,
@@ -242,33 +227,21 @@ def _load_sum(x_row, residual_row, cols, C, DTYPE: tl.constexpr, HAS_RESIDUAL: t
 
 
 @triton.jit
-def norm_streamed_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    bias_ptr,
-    y_ptr,
-    sum_ptr,
-    mean_ptr,
-    rstd_ptr,
-    c_units,
-    x_stride_units,
-    residual_stride_units,
-    eps,
-    CENTERED: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
+def norm_streamed_kernel(tensors, scalars, CENTERED: tl.constexpr, SHAPE: tl.constexpr):
     """One row per program, read twice. In the first reading every lane keeps count, mean and squares about its mean
     (Welford, "Note on a method for calculating corrected sums of squares", 1962); Chan's formula joins the lanes."""
-    C = c_units * UNIT
+    s: tl.constexpr = constants(Shape, SHAPE)
+    BLOCK_C: tl.constexpr = s.BLOCK_C
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, mean_ptr, rstd_ptr = tensors
+    c_units, x_stride_units, residual_stride_units, eps = scalars
+    C = c_units * s.UNIT
     row = tl.program_id(0).to(tl.int64)
     here = tl.zeros((1, 1), tl.int32)
-    x_row = x_ptr + row * (x_stride_units * UNIT) + here
+    x_row = x_ptr + row * (x_stride_units * s.UNIT) + here
     y_row = y_ptr + row * C + here
     HAS_RESIDUAL: tl.constexpr = residual_ptr is not None
     DTYPE: tl.constexpr = sum_ptr.dtype.element_ty if HAS_RESIDUAL else tl.float32
-    residual_row = residual_ptr + row * (residual_stride_units * UNIT) + here if HAS_RESIDUAL else x_row
+    residual_row = residual_ptr + row * (residual_stride_units * s.UNIT) + here if HAS_RESIDUAL else x_row
     sum_row = sum_ptr + row * C + here if HAS_RESIDUAL else y_row
     lanes = tl.arange(0, BLOCK_C)[None, :]
     lane_mean = tl.zeros((1, BLOCK_C), tl.float32)

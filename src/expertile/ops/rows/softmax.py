@@ -77,12 +77,13 @@ def _launch(
         config = chosen(rows, cols // cut * cut, itemsize, here)
     by = unit(cols, *row_strides)
     strides = (cols // by, *(s // by for s in row_strides))
+    shape = config.shape(rows, cols, by, cut)
     if config.streamed:
         streamed = softmax_backward_streamed_kernel if backward else softmax_streamed_kernel
-        return plan(streamed, rows, pointers, strides, (by, config.block_cols), config.num_warps)
+        return plan(streamed, rows, pointers, strides, (shape,), config.num_warps)
     kernel, count = softmax_backward_kernel if backward else softmax_kernel, config.resident_programs(rows, here, index)
     how = (config.num_warps, config.cluster, config.most_registers)
-    return plan(kernel, count, pointers, (rows, *strides), (by, config.shape(rows, cols, cut)), *how)
+    return plan(kernel, count, pointers, (rows, *strides), (shape,), *how)
 
 
 def _forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:

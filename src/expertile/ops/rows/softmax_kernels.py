@@ -71,22 +71,24 @@ def _forward_tile(inputs, y_ptr, held, ends, tile, rank, place, exchange, R, C, 
 
 
 @triton.jit
-def softmax_kernel(x_ptr, y_ptr, R, c_units, x_stride_units, UNIT: tl.constexpr, SHAPE: tl.constexpr):
+def softmax_kernel(x_ptr, y_ptr, R, c_units, x_stride_units, SHAPE: tl.constexpr):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). Lengths and strides come in units of UNIT elements, so that the
     compiler knows what they are multiples of."""
     s: tl.constexpr = constants(Shape, SHAPE)
-    C = c_units * UNIT
-    inputs = ((x_ptr, x_stride_units * UNIT),)
+    C = c_units * s.UNIT
+    inputs = ((x_ptr, x_stride_units * s.UNIT),)
     piece.over_tiles(_forward_tile, inputs, y_ptr, (), peers.position(s.CLUSTER), R, C, s, _NEVER)
 
 
 @triton.jit
-def softmax_streamed_kernel(x_ptr, y_ptr, c_units, x_stride_units, UNIT: tl.constexpr, BLOCK_C: tl.constexpr):
+def softmax_streamed_kernel(x_ptr, y_ptr, c_units, x_stride_units, SHAPE: tl.constexpr):
     """One row per program, read twice: every lane keeps a running maximum and the sum of exponentials below it
     (Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018), then the row is read backwards."""
-    C = c_units * UNIT
+    s: tl.constexpr = constants(Shape, SHAPE)
+    BLOCK_C: tl.constexpr = s.BLOCK_C
+    C = c_units * s.UNIT
     row = tl.program_id(0).to(tl.int64)
-    x_row = x_ptr + row * (x_stride_units * UNIT) + tl.zeros((1, 1), tl.int32)
+    x_row = x_ptr + row * (x_stride_units * s.UNIT) + tl.zeros((1, 1), tl.int32)
     y_row = y_ptr + row * C + tl.zeros((1, 1), tl.int32)
     lanes = tl.arange(0, BLOCK_C)[None, :]
     lane_max = tl.full((1, BLOCK_C), float("-inf"), tl.float32)
@@ -145,25 +147,25 @@ def _backward_tile(inputs, dx_ptr, held, ends, tile, rank, place, exchange, R, C
 
 
 @triton.jit
-def softmax_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, R, c_units, dy_stride_units, y_stride_units, UNIT: tl.constexpr, SHAPE: tl.constexpr
-):
+def softmax_backward_kernel(dy_ptr, y_ptr, dx_ptr, R, c_units, dy_stride_units, y_stride_units, SHAPE: tl.constexpr):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r]))."""
     s: tl.constexpr = constants(Shape, SHAPE)
-    C = c_units * UNIT
-    inputs = ((dy_ptr, dy_stride_units * UNIT), (y_ptr, y_stride_units * UNIT))
+    C = c_units * s.UNIT
+    inputs = ((dy_ptr, dy_stride_units * s.UNIT), (y_ptr, y_stride_units * s.UNIT))
     piece.over_tiles(_backward_tile, inputs, dx_ptr, (), peers.position(s.CLUSTER), R, C, s, 0.0)
 
 
 @triton.jit
 def softmax_backward_streamed_kernel(
-    dy_ptr, y_ptr, dx_ptr, c_units, dy_stride_units, y_stride_units, UNIT: tl.constexpr, BLOCK_C: tl.constexpr
+    dy_ptr, y_ptr, dx_ptr, c_units, dy_stride_units, y_stride_units, SHAPE: tl.constexpr
 ):
     """One row per program, read twice: for the dot product, then backwards for dx."""
-    C = c_units * UNIT
+    s: tl.constexpr = constants(Shape, SHAPE)
+    BLOCK_C: tl.constexpr = s.BLOCK_C
+    C = c_units * s.UNIT
     row = tl.program_id(0).to(tl.int64)
-    dy_row = dy_ptr + row * (dy_stride_units * UNIT) + tl.zeros((1, 1), tl.int32)
-    y_row = y_ptr + row * (y_stride_units * UNIT) + tl.zeros((1, 1), tl.int32)
+    dy_row = dy_ptr + row * (dy_stride_units * s.UNIT) + tl.zeros((1, 1), tl.int32)
+    y_row = y_ptr + row * (y_stride_units * s.UNIT) + tl.zeros((1, 1), tl.int32)
     dx_row = dx_ptr + row * C + tl.zeros((1, 1), tl.int32)
     lanes = tl.arange(0, BLOCK_C)[None, :]
     lane_dot = tl.zeros((1, BLOCK_C), tl.float32)
