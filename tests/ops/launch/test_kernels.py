@@ -10,6 +10,7 @@ import triton
 
 from expertile.ops.launch import kernels, launch
 from expertile.ops.launch.device import Machine
+from expertile.ops.quantize import launch as quantize
 from expertile.ops.rows import norm, softmax
 from tests.ops.launch.test_plan import fake_gpu
 
@@ -33,6 +34,11 @@ def _norm() -> None:
     norm.forward(x, None, torch.empty(256), None, 1e-5, True, True)
 
 
+def _strips() -> None:
+    x, offs = torch.empty(256, 128, dtype=torch.bfloat16), torch.tensor([100, 256], dtype=torch.int32)
+    quantize.quantize_tokens(x, offs)
+
+
 def _at_once() -> None:
     norm._sum_partials(torch.empty(1, 32, 100), torch.empty(100), None)
 
@@ -52,7 +58,7 @@ def nothing_known(monkeypatch):
     nothing_known_any_more()
 
 
-@pytest.mark.parametrize("call", [_softmax, _odd_softmax, _norm, _at_once])
+@pytest.mark.parametrize("call", [_softmax, _odd_softmax, _norm, _at_once, _strips])
 def test_the_same_kernel_as_by_triton(call) -> None:
     with fake_gpu() as calls, mock.patch.object(launch, "prepare", lambda kernel, cluster: None):
         call()
@@ -65,7 +71,7 @@ def _form(arguments):
     return tuple(_form(x) if isinstance(x, tuple) else x is None for x in arguments)
 
 
-@pytest.mark.parametrize("call, is_planned", [(_norm, True), (_at_once, False)])
+@pytest.mark.parametrize("call, is_planned", [(_norm, True), (_at_once, False), (_strips, False)])
 def test_pointers_and_numbers_are_tuples_as_triton_takes_them(call, is_planned) -> None:
     """Of a kernel of `tensors` and `scalars`."""
     seen = []
@@ -82,7 +88,7 @@ def test_pointers_and_numbers_are_tuples_as_triton_takes_them(call, is_planned) 
     assert all(x is None for x in given[2:]) == is_planned
 
 
-@pytest.mark.parametrize("call", [_softmax, _norm, _at_once])
+@pytest.mark.parametrize("call", [_softmax, _norm, _at_once, _strips])
 def test_launched_with_all_of_its_parameters(call) -> None:
     seen = []
     ready = launch.Compiled(lambda programs, stream, args: seen.append(args), 0, (), lambda device: 0, lambda: 90)

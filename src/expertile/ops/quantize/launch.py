@@ -12,6 +12,7 @@ from expertile.formats.fp8 import TOKEN_BLOCK, aligned_offs
 from expertile.ops.launch.device import machine
 from expertile.ops.launch.kernels import launch
 from expertile.ops.quantize.kernels import (
+    Shape,
     quantize_norm_kernel,
     quantize_per_row_kernel,
     quantize_rows_kernel,
@@ -27,7 +28,6 @@ SOURCES = ("plain", "swiglu", "swiglu_interleaved", "rms_norm")
 # Blocks of a row that one program holds for its norm: 32 K elements. Longer rows are read twice.
 _MOST_HELD = 256
 MOST_IN_ROW = 32768  # elements of a row that a program with one scale for it holds
-_READ = ""  # plainly, which an H200 likes better than "evict_first": see tile.py
 _FARTHEST_ROW = 2**23  # elements between two rows
 # So that 16 warps of the kernel that holds strips share an SM.
 _STRIPS_REGISTERS = 128
@@ -142,12 +142,13 @@ def quantize_rows(
     block_r = max(1, held // across)
     chunks = -(-blocks // across)
     by = unit(k, stride)
+    even = (rows % block_r == 0, k == chunks * across * BLOCK)
     launch(
         quantize_rows_kernel,
         -(-rows // block_r) * chunks,
         (x_rows, weight, rstd, values, scales),
         (rows, k // by, stride // by, chunks, pitch),
-        (source, by, block_r, across, rows % block_r == 0, k == chunks * across * BLOCK, power_of_two, divide),
+        (Shape(source, by, *even, power_of_two, divide, block_r, across),),
         num_warps=num_warps,
     )
     return values, scales
@@ -163,16 +164,16 @@ def quantize_per_row(x: torch.Tensor) -> Quantized:
         return values, scales.fill_(1.0)
     x_rows = _near_rows(x)
     rows, stride = x_rows.shape[0], x_rows.stride(0)
-    block_k = triton.next_power_of_2(k)
-    block_r = max(1, 2048 // block_k)
-    by = unit(k, stride)
+    held = triton.next_power_of_2(-(-k // BLOCK))
+    block_r = max(1, 16 // held)
+    by, even = unit(k, stride), (rows % block_r == 0, k == held * BLOCK)
     launch(
         quantize_per_row_kernel,
         -(-rows // block_r),
         (x_rows, values, scales),
         (rows, k // by, stride // by),
-        (by, block_r, block_k, rows % block_r == 0, k == block_k, _divide(x, "plain", False)),
-        num_warps=min(16, max(4, block_k // 512)),
+        (Shape("plain", by, *even, False, _divide(x, "plain", False), block_r, held),),
+        num_warps=min(16, max(4, held // 4)),
     )
     return values, scales
 
@@ -190,12 +191,13 @@ def _quantize_norm(
     registers = 64 if narrow and 16 <= held <= 128 and k % BLOCK == 0 else None
     across = triton.next_power_of_2(-(-k // BLOCK // pieces))
     pieces, by = -(-k // (across * BLOCK)), unit(k, x_rows.stride(0))
+    even = (rows % block_r == 0, k == pieces * across * BLOCK)
     launch(
         quantize_norm_kernel,
         -(-rows // block_r),
         (x_rows, weight, values, scales),
         (rows, k // by, x_rows.stride(0) // by, scales.stride(-1), eps),
-        (by, block_r, across, pieces, rows % block_r == 0, k == pieces * across * BLOCK, power_of_two, _READ),
+        (Shape("rms_norm", by, *even, power_of_two, 0, block_r, across, pieces),),
         num_warps=num_warps,
         most_registers=registers,
     )
@@ -236,16 +238,16 @@ def quantize_tokens(
     chunks = -(-blocks // config.per_program)
     tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
-    constants = (source, by, max(32, triton.next_power_of_2(groups)), config.per_program)
-    last = (k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
-    count, warps = token_blocks * chunks, config.num_warps
-    how: tuple[object, ...]
+    how = (source, by, False, k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
+    count, warps, groups_p2 = token_blocks * chunks, config.num_warps, max(32, triton.next_power_of_2(groups))
     if isinstance(config, StripsConfig):
-        kernel, how = quantize_strips_kernel, (*constants, *last, config.staged)
-        launch(kernel, count, tensors, scalars, how, num_warps=warps, most_registers=_STRIPS_REGISTERS)
+        of_strips = (groups_p2, config.staged, Shape(*how, PIECES=config.per_program))
+        most = _STRIPS_REGISTERS
+        launch(quantize_strips_kernel, count, tensors, scalars, of_strips, num_warps=warps, most_registers=most)
     else:
-        kernel, how = quantize_tokens_kernel, (*constants, config.rows, config.cols, *last)
-        launch(kernel, count, tensors, (*scalars, 0), how, num_warps=warps, most_registers=config.most_registers)
+        of_tokens = (groups_p2, config.cols, Shape(*how, config.rows, PIECES=config.per_program))
+        kernel, most_registers = quantize_tokens_kernel, config.most_registers
+        launch(kernel, count, tensors, (*scalars, 0), of_tokens, num_warps=warps, most_registers=most_registers)
     return rows, (turned, turned_scales), ends
 
 
@@ -270,7 +272,7 @@ def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: Weight
         stack.shape[0] * row_tiles * chunks,
         (stack, values, scales),
         (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles),
-        (by, config.per_program, config.num_stages, *even, power_of_two, divide),
+        (config.num_stages, Shape("plain", by, *even, power_of_two, divide, PIECES=config.per_program)),
         num_warps=config.num_warps,
         most_registers=config.most_registers,
     )

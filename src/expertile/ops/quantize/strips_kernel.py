@@ -20,7 +20,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from expertile.ops.launch.shape import constants
 from expertile.ops.launch.versions import cp_async, reinterpret, thread_barrier
+from expertile.ops.quantize.kernels import Shape
 from expertile.ops.quantize.numbers import magnitude, scale_of
 from expertile.ops.quantize.strips import (
     add,
@@ -53,16 +55,16 @@ def _start_copy(buffer, x_ptr, x_stride, first, width, count, LAYOUT: gl.constex
 
 
 @gluon.jit
-def _start_tile(buffers, x_ptr, x_stride, place, K, count, SOURCE: gl.constexpr, EVEN_K: gl.constexpr):
+def _start_tile(buffers, x_ptr, x_stride, place, K, count, s):
     LAYOUT: gl.constexpr = copy_layout(
         x_ptr.dtype.element_ty.primitive_bitwidth // 8, buffers[0].shape[1], gl.num_warps()
     )
-    if SOURCE == "swiglu_interleaved":
-        _start_copy(buffers[0], x_ptr, x_stride, place * 256, 2 * K, count, LAYOUT, EVEN_K)
+    if s.SOURCE == "swiglu_interleaved":
+        _start_copy(buffers[0], x_ptr, x_stride, place * 256, 2 * K, count, LAYOUT, s.EVEN_K)
     else:
-        _start_copy(buffers[0], x_ptr, x_stride, place * 128, K, count, LAYOUT, EVEN_K)
-        if SOURCE == "swiglu":
-            _start_copy(buffers[1], x_ptr + K, x_stride, place * 128, K, count, LAYOUT, EVEN_K)
+        _start_copy(buffers[0], x_ptr, x_stride, place * 128, K, count, LAYOUT, s.EVEN_K)
+        if s.SOURCE == "swiglu":
+            _start_copy(buffers[1], x_ptr + K, x_stride, place * 128, K, count, LAYOUT, s.EVEN_K)
     async_copy.commit_group()
 
 
@@ -141,9 +143,7 @@ def _store_zeros(values_ptr, scales_ptr, block, room_blocks, first, last, K, EVE
 
 
 @gluon.jit
-def _store_rows(
-    x, factors, values_ptr, stride, count, width, DTYPE: gl.constexpr, EVEN_K: gl.constexpr, DIVIDE: gl.constexpr
-):
+def _store_rows(x, factors, values_ptr, stride, count, width, DTYPE: gl.constexpr, s):
     """A tile quantised along channels: float32 [128, 128], or words [128, 64] of two."""
     if x.shape[1] == 64:
         sources = gl.split(gl.reshape(x, (128, 32, 2)))
@@ -152,55 +152,44 @@ def _store_rows(
         sources = every_fourth(x, 1)
         HALVES: gl.constexpr = None  # type: ignore[no-redef]
     LAYOUT: gl.constexpr = sources[0].type.layout
-    mine = factors_of(factors, 0, 1, LAYOUT, DIVIDE)
-    values = divided(sources, mine, 1, HALVES, False, DIVIDE)
+    mine = factors_of(factors, 0, 1, LAYOUT, s.DIVIDE)
+    values = divided(sources, mine, 1, HALVES, False, s.DIVIDE)
     token = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(1, LAYOUT)), 1)
     col = gl.expand_dims(gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT)), 0)
     mask = token < count
-    if not EVEN_K:
+    if not s.EVEN_K:
         mask = mask & (4 * col < width)
     at = values_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (token * (stride // 4) + col)
     gl.store(at, values, mask=mask)
 
 
 @gluon.jit
-def _store_turned(
-    x,
-    factors,
-    staging,
-    values_ptr,
-    stride,
-    width,
-    TILE: gl.constexpr,
-    DTYPE: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    DIVIDE: gl.constexpr,
-):
+def _store_turned(x, factors, staging, values_ptr, stride, width, TILE: gl.constexpr, DTYPE: gl.constexpr, s):
     """A tile as in `_store_rows` quantised along tokens and stored as [channel, token], by way of `staging` if any."""
     if x.shape[1] == 64:
         sources = every_fourth(x, 0)
         BFLOAT: gl.constexpr = gl.bfloat16 == DTYPE
         HALF: gl.constexpr = gl.SliceLayout(0, sources[0].type.layout)
-        mine = factors_of(factors, 1, 0, TILE, DIVIDE)
+        mine = factors_of(factors, 1, 0, TILE, s.DIVIDE)
         even_first, odd_first = gl.split(gl.reshape(mine[0], (64, 2)))
         even_first = gl.convert_layout(even_first, HALF, assert_trivial=True)
         odd_first = gl.convert_layout(odd_first, HALF, assert_trivial=True)
         even = (even_first,)
         odd = (odd_first,)
-        if DIVIDE != 0:
+        if s.DIVIDE != 0:
             even_second, odd_second = gl.split(gl.reshape(mine[1], (64, 2)))
             even += (gl.convert_layout(even_second, HALF, assert_trivial=True),)  # type: ignore[assignment]
             odd += (gl.convert_layout(odd_second, HALF, assert_trivial=True),)  # type: ignore[assignment]
         values = gl.join(
-            divided(sources, even, 0, words_of_tokens(False, BFLOAT), True, DIVIDE),
-            divided(sources, odd, 0, words_of_tokens(True, BFLOAT), True, DIVIDE),
+            divided(sources, even, 0, words_of_tokens(False, BFLOAT), True, s.DIVIDE),
+            divided(sources, odd, 0, words_of_tokens(True, BFLOAT), True, s.DIVIDE),
         )
         values = gl.reshape(values, (32, 128))
     else:
         sources = every_fourth(x, 0)
         QUARTER: gl.constexpr = sources[0].type.layout
-        mine = factors_of(factors, 1, 0, QUARTER, DIVIDE)
-        values = divided(sources, mine, 0, None, False, DIVIDE)
+        mine = factors_of(factors, 1, 0, QUARTER, s.DIVIDE)
+        values = divided(sources, mine, 0, None, False, s.DIVIDE)
     HELD: gl.constexpr = turned_layout(gl.num_warps())
     values = gl.convert_layout(gl.permute(values, (1, 0)), HELD, assert_trivial=True)
     LAYOUT: gl.constexpr = HELD if staging is None else gl.BlockedLayout([1, 4], [4, 8], [gl.num_warps(), 1], [1, 0])
@@ -211,42 +200,23 @@ def _store_turned(
     channel = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(1, LAYOUT)), 1)
     token = gl.expand_dims(gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT)), 0)
     at = values_ptr.to(gl.pointer_type(gl.int32), bitcast=True) + (channel * (stride // 4) + token)
-    if EVEN_K:
+    if s.EVEN_K:
         gl.store(at, values)
     else:
         gl.store(at, values, mask=channel < width)
 
 
 @gluon.jit
-def quantize_strips_kernel(
-    x_ptr,
-    weight_ptr,
-    rstd_ptr,
-    offs_ptr,
-    values_ptr,
-    scales_ptr,
-    turned_values_ptr,
-    turned_scales_ptr,
-    ends_ptr,
-    R,
-    k_units,
-    x_stride_units,
-    room_blocks,
-    groups,
-    chunks,
-    SOURCE: gl.constexpr,
-    UNIT: gl.constexpr,
-    GROUPS_P2: gl.constexpr,
-    PER_PROGRAM: gl.constexpr,
-    EVEN_K: gl.constexpr,
-    POWER: gl.constexpr,
-    DIVIDE: gl.constexpr,
-    STAGED: gl.constexpr,
-):
-    """Program (128 tokens of one group, chunk): PER_PROGRAM tiles of 128 tokens × 128 channels. Each is quantised along
+def quantize_strips_kernel(tensors, scalars, GROUPS_P2: gl.constexpr, STAGED: gl.constexpr, SHAPE: gl.constexpr):
+    """Program (128 tokens of one group, chunk): PIECES tiles of 128 tokens × 128 channels. Each is quantised along
     channels where values_ptr is given, then along tokens and stored transposed, by way of shared memory if STAGED.
 
     Blocks behind the groups are as in `quantize_tokens_kernel`."""
+    s: gl.constexpr = constants(Shape, SHAPE)
+    x_ptr, weight_ptr, rstd_ptr, offs_ptr, values_ptr, scales_ptr, turned_values_ptr, turned_scales_ptr, ends_ptr = (
+        tensors
+    )
+    R, k_units, x_stride_units, room_blocks, groups, chunks = scalars
     WARPS: gl.constexpr = gl.num_warps()
     TOKENS: gl.constexpr = 64 // WARPS
     TILE: gl.constexpr = strip_layout(WARPS)
@@ -255,8 +225,8 @@ def quantize_strips_kernel(
     OF_CHANNEL: gl.constexpr = gl.BlockedLayout([128 // TOKENS, 1], [1, 32], [1, WARPS], [0, 1])
     ROW: gl.constexpr = gl.SliceLayout(1, OF_ROW)
     CHANNEL: gl.constexpr = gl.SliceLayout(0, OF_CHANNEL)
-    K = k_units * UNIT
-    x_stride = x_stride_units * UNIT
+    K = k_units * s.UNIT
+    x_stride = x_stride_units * s.UNIT
     block = gl.program_id(0) // chunks
     chunk = gl.program_id(0) % chunks
     if rstd_ptr is not None:
@@ -268,21 +238,21 @@ def quantize_strips_kernel(
     count = end - start
     if values_ptr is None:
         count = gl.where(block < used, count, 0)
-    first = chunk * PER_PROGRAM
-    last = gl.minimum(first + PER_PROGRAM, blocks_of_row)
+    first = chunk * s.PIECES
+    last = gl.minimum(first + s.PIECES, blocks_of_row)
     if (block >= used) & (block < room_blocks):
-        _store_zeros(turned_values_ptr, turned_scales_ptr, block, room_blocks, first, last, K, EVEN_K)
+        _store_zeros(turned_values_ptr, turned_scales_ptr, block, room_blocks, first, last, K, s.EVEN_K)
     last = gl.where(count > 0, last, first)
     start = start.to(gl.int64)
     x_ptr += start * x_stride
 
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
-    WORDS: gl.constexpr = SOURCE == "plain" and DTYPE.primitive_bitwidth == 16
-    WIDTH: gl.constexpr = 256 if SOURCE == "swiglu_interleaved" else 128
+    WORDS: gl.constexpr = s.SOURCE == "plain" and DTYPE.primitive_bitwidth == 16
+    WIDTH: gl.constexpr = 256 if s.SOURCE == "swiglu_interleaved" else 128
     HELD: gl.constexpr = gl.int32 if WORDS else gl.float32
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     buffers = (gl.allocate_shared_memory(DTYPE, [128, WIDTH], PLAIN),)
-    if SOURCE == "swiglu":
+    if s.SOURCE == "swiglu":
         buffers += (gl.allocate_shared_memory(DTYPE, [128, WIDTH], PLAIN),)  # type: ignore[assignment]
     # The largest of each strip's rows, and of its channels (two of them a word).
     of_rows = gl.allocate_shared_memory(HELD, [128, 16], gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
@@ -303,10 +273,10 @@ def quantize_strips_kernel(
     row = gl.arange(0, 128, layout=ROW)
     channel = gl.arange(0, 128, layout=CHANNEL)
     if first < last:
-        _start_tile(buffers, x_ptr, x_stride, first, K, count, SOURCE, EVEN_K)
+        _start_tile(buffers, x_ptr, x_stride, first, K, count, s)
     for place in range(first, last):
-        K = anew(k_units) * UNIT
-        x_stride = anew(x_stride_units) * UNIT
+        K = anew(k_units) * s.UNIT
+        x_stride = anew(x_stride_units) * s.UNIT
         room = anew(room_blocks) * 128
         async_copy.wait_group(0)
         if WORDS:
@@ -316,7 +286,7 @@ def quantize_strips_kernel(
             of_rows.store(gl.reduce(gl.reshape(magnitudes, (128, 16, 4)), 2, larger_halves))
             of_channels.store(gl.reduce(gl.reshape(magnitudes, (128 // TOKENS, TOKENS, 64)), 1, larger_halves))
         else:
-            x = _held_tile(buffers, SOURCE, TILE)
+            x = _held_tile(buffers, s.SOURCE, TILE)
             if rstd_ptr is not None:
                 rstd = gl.load(rstd_ptr + start + token, mask=token < count, other=0.0)
                 x *= gl.expand_dims(rstd, 1)
@@ -331,37 +301,35 @@ def quantize_strips_kernel(
         thread_barrier()
         # All have taken the tile out of its buffer.
         if place + 1 < last:
-            _start_tile(buffers, x_ptr, x_stride, place + 1, K, count, SOURCE, EVEN_K)
+            _start_tile(buffers, x_ptr, x_stride, place + 1, K, count, s)
         if values_ptr is not None:
             if WORDS:
                 largest = gl.reduce(of_rows.load(OF_ROW), 1, larger_halves)
                 largest = magnitude(lower_half(gl.maximum(largest & 0xFFFF, largest >> 16), DTYPE))
             else:
                 largest = gl.max(magnitude(of_rows.load(OF_ROW)), 1)
-            scale = scale_of(largest, POWER)
+            scale = scale_of(largest, s.POWER)
             pitch = (R + 3) // 4 * 4  # `scales_like`'s
             gl.store(scales_ptr + gl.to_tensor(place).to(gl.int64) * pitch + start + row, scale, mask=row < count)
-            store_factors(factors, scale, 0, DIVIDE)
+            store_factors(factors, scale, 0, s.DIVIDE)
         if WORDS:
             halves = reinterpret(of_channels, gl.uint16, [128 // TOKENS, 128], of_channels.layout).load(OF_CHANNEL)
             largest = magnitude(lower_half(gl.max(halves.to(gl.int32), 0), DTYPE))
         else:
             largest = gl.max(magnitude(of_channels.load(OF_CHANNEL)), 0)
-        channel_scale = scale_of(largest, POWER)
-        store_factors(factors, channel_scale, 1, DIVIDE)
+        channel_scale = scale_of(largest, s.POWER)
+        store_factors(factors, channel_scale, 1, s.DIVIDE)
         if block < used:
             scale_at = turned_scales_ptr + gl.to_tensor(block).to(gl.int64) * K + (place * 128 + channel)
-            if EVEN_K:
+            if s.EVEN_K:
                 gl.store(scale_at, channel_scale)
             else:
                 gl.store(scale_at, channel_scale, mask=place * 128 + channel < K)
         thread_barrier()
         if values_ptr is not None:
             bytes_at = values_ptr + (start * K + place * 128)
-            _store_rows(words if WORDS else x, factors, bytes_at, K, count, K - place * 128, DTYPE, EVEN_K, DIVIDE)
+            _store_rows(words if WORDS else x, factors, bytes_at, K, count, K - place * 128, DTYPE, s)
         if block < used:
             first_channel = gl.to_tensor(place).to(gl.int64) * 128
             bytes_at = turned_values_ptr + first_channel * room + block * 128
-            _store_turned(
-                words if WORDS else x, factors, staging, bytes_at, room, K - place * 128, TILE, DTYPE, EVEN_K, DIVIDE
-            )
+            _store_turned(words if WORDS else x, factors, staging, bytes_at, room, K - place * 128, TILE, DTYPE, s)
