@@ -133,7 +133,7 @@ class _Direct(NamedTuple):
 
 def grouped(kernel: Any) -> bool:
     """Whether a kernel takes its pointers as one tuple, `tensors`, and its numbers as another, `scalars`."""
-    return list(kernel.arg_names[:2]) == ["tensors", "scalars"]
+    return bool(kernel.arg_names[0] == "tensors")
 
 
 def arguments(kernel: Any, pointers: Iterable[Any], numbers: Iterable[Any]) -> tuple[Any, ...]:
