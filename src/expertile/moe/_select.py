@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,21 @@ class Plan(NamedTuple):
 Selected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # weights, ids, scores
 
 
+class _Places(NamedTuple):
+    """How experts lie in a program's row: groups and the experts of each, both filled up to powers of two."""
+
+    shape: Shape
+    groups_p2: int
+    size: int
+    size_p2: int
+
+
+@lru_cache(maxsize=256)
+def _places(plan: Plan, experts: int) -> _Places:
+    groups_p2, size = power_of_two(plan.groups), experts // plan.groups
+    return _Places(plan.shape, groups_p2, size, max(32 // groups_p2, power_of_two(size)))
+
+
 def _block_t(tokens: int, places: int, batch_invariant: bool) -> int:
     """Tokens of a program. Batch-invariant, always as many: how threads share a row, and sum it, depends on it."""
     most = min(64, max(1, _PLACES // places))
@@ -55,8 +70,7 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
     ids = torch.empty((tokens, plan.columns), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, plan.columns), dtype=torch.float32, device=logits.device)
     scores = torch.empty((tokens if want_scores else 0, experts), dtype=torch.float32, device=logits.device)
-    groups_p2, size = power_of_two(plan.groups), experts // plan.groups
-    size_p2 = max(32 // groups_p2, power_of_two(size))
+    shape, groups_p2, size, size_p2 = _places(plan, experts)
     block_t = _block_t(tokens, groups_p2 * size_p2, plan.batch_invariant)
     packed, pdl = logits.dtype is torch.bfloat16 and bias is None and not plan.by_two, supports_pdl(logits)
     launch(
@@ -64,7 +78,7 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
         -(-tokens // block_t),
         (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None),
         (tokens, logits.stride(0), experts, size, float(plan.scale)),
-        (plan.shape, groups_p2, size_p2, plan.top_groups, plan.by_two, packed, block_t, pdl),
+        (shape, groups_p2, size_p2, plan.top_groups, plan.by_two, packed, block_t, pdl),
         num_warps=4,
         pdl=pdl,
     )
