@@ -51,6 +51,12 @@ def too_wide(time: float, ci95: tuple[float, float]) -> bool:
     return max(ci95[1] - time, time - ci95[0]) > WIDE * time
 
 
+def log_half_width(value: float, ci95: tuple[float, float]) -> float:
+    """Half a 95 % interval in the logarithm: the larger side, for intervals of medians are not symmetric."""
+    low, high = ci95
+    return max(math.log(value / low), math.log(high / value), 0.0) if low > 0 else math.inf
+
+
 def turn_order(count: int, round_index: int) -> tuple[int, ...]:
     """The order of `count` candidates in one round: a row of a Williams design (Australian J. Sci. Research A2, 1949).
     Over `count` rounds (2 * count where it is odd) every candidate stands at every place equally often, and follows

@@ -27,7 +27,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Column, Table
 
-from expertile.lab.measure.stats import WIDE
+from expertile.lab.measure.stats import WIDE, log_half_width
 from expertile.lab.race.record import BASELINES, SECONDS, TOKENS_PER_S, Record
 
 Records = dict[tuple[str, ...], Record]
@@ -251,12 +251,11 @@ def _log_ratio(before: Record, after: Record) -> tuple[float, float]:
 
 
 def _log_half_width(record: Record) -> float:
-    """Half the 95 % interval in the logarithm: the larger side, for intervals of medians are not symmetric."""
+    """What was counted is exact; a median without an interval says nothing."""
     if record.ci95 is None:
         return 0.0 if record.metric.endswith("bytes") else math.inf
     assert record.value is not None
-    low, high = record.ci95
-    return max(math.log(record.value / low) if low > 0 else math.inf, math.log(high / record.value), 0.0)
+    return log_half_width(record.value, record.ci95)
 
 
 def _value(metric: str, value: float | None) -> str:

@@ -17,10 +17,10 @@ from statistics import fmean, geometric_mean
 from rich.table import Table
 from rich.text import Text
 
-from expertile.lab.measure.stats import too_wide
+from expertile.lab.measure.stats import log_half_width, too_wide
 from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
-from expertile.lab.report.rows import POLICY_NAMES, Row, by
+from expertile.lab.report.rows import POLICY_NAMES, by
 from expertile.lab.report.units import MISSING, cell, listed, markdown_table, percent
 
 HEADER = ("rank", "backend", "score", "95 %", "of bound", "workloads")
@@ -101,18 +101,14 @@ def _score(name: str, contests: Sequence[Contest]) -> Score:
     if not timed:
         return score
     mean = fmean(math.log(best.seconds / row.seconds) for row, best in timed)
-    squares = sum(_half(row) ** 2 + _half(best) ** 2 for row, best in timed if row is not best)
+    squares = sum(
+        log_half_width(r.seconds, r.interval) ** 2 for row, best in timed if row is not best for r in (row, best)
+    )
     half = math.sqrt(squares) / len(timed)
     interval = math.exp(mean - half), min(1.0, math.exp(mean + half))
     shares = [row.share for row, _ in timed if row.share]
     share = geometric_mean(shares) if len(shares) == len(timed) else None
     return replace(score, speed=math.exp(mean), ci95=interval, share=share)
-
-
-def _half(row: Row) -> float:
-    """Half the 95 % interval of a time in the logarithm: the larger side."""
-    low, high = row.interval
-    return max(math.log(row.seconds / low), math.log(high / row.seconds)) if low > 0 else math.inf
 
 
 def _reasons(score: Score) -> str:
