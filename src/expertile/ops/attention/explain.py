@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 
@@ -67,8 +68,7 @@ def unfused_bytes(problem: Problem) -> float:
     """Bytes of matmul, softmax, matmul: what the fused forward moves, and the [Lq, Lk] scores of every head written and
     read by each of the two steps between (masked ones too)."""
     p = problem
-    q, k = (p.q_rows / p.batch, p.k_rows / p.batch) if p.packed and p.batch else (p.q_len, p.k_len)
-    return p.work().nbytes + 4 * p.heads * p.batch * q * k * p.dtype.itemsize
+    return p.work().nbytes + 4 * p.heads * p.batch * math.prod(p.mean_lengths) * p.dtype.itemsize
 
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:

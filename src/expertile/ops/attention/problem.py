@@ -78,11 +78,15 @@ class Problem:
             return "takes positive strides: an expanded dimension has none"
         return f"takes a positive scale, not {self.scale}" if self.scale <= 0 else None
 
+    @property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Queries and keys of a sequence, of packed ones on average."""
+        whole = self.packed and self.batch
+        return (self.q_rows / self.batch, self.k_rows / self.batch) if whole else (self.q_len, self.k_len)
+
     def pairs(self) -> float:
         """Query-key pairs that are not masked, of one head, all sequences; packed ones taken as equally long."""
-        if self.batch == 0:
-            return 0.0
-        q, k = (self.q_rows / self.batch, self.k_rows / self.batch) if self.packed else (self.q_len, self.k_len)
+        q, k = self.mean_lengths
         if not self.causal:
             return self.batch * q * k
         # Query i sees min(k, max(0, i + 1 + k - q)) keys.

@@ -41,9 +41,7 @@ FORWARD, FEW_HEADS, BACKWARD = map(_table, ("forward", "few_heads", "backward"))
 
 def length(problem: Problem) -> float:
     """The length that a problem's rate is looked up at: the geometric mean of queries and keys of a sequence."""
-    p = problem
-    q, k = (p.q_rows / p.batch, p.k_rows / p.batch) if p.packed and p.batch else (p.q_len, p.k_len)
-    return math.sqrt(q * k)
+    return math.sqrt(math.prod(problem.mean_lengths))
 
 
 def rates(problem: Problem, backward: bool) -> dict[str, float]:
