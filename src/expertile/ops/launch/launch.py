@@ -131,6 +131,7 @@ class _Direct(NamedTuple):
     grouped: bool
 
 
+@lru_cache(maxsize=1024)
 def grouped(kernel: Any) -> bool:
     """Whether a kernel takes its pointers as one tuple, `tensors`, and its numbers as another, `scalars`."""
     return bool(kernel.arg_names[0] == "tensors")
@@ -198,10 +199,9 @@ class Launch:
         if kernel is None:
             return None
         described = tuple(kernel.tensor(i, b) for i, b in enumerate(self.blocks) if b is not None)
-        known = (*self.blocks, *arguments(self.kernel, self.pointers, self.numbers))
-        numbers = arguments(self.kernel, (), self.numbers)[grouped(self.kernel) :]
-        constants = (None,) * (len(self.kernel.arg_names) - len(known))
-        return _Direct(kernel, described, (*numbers, *constants), grouped(self.kernel))
+        known = len(self.blocks) + len(arguments(self.kernel, self.pointers, self.numbers))
+        constants, together = (None,) * (len(self.kernel.arg_names) - known), grouped(self.kernel)
+        return _Direct(kernel, described, (*((self.numbers,) if together else self.numbers), *constants), together)
 
 
 def compiled(
