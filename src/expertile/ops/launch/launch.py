@@ -131,7 +131,6 @@ class _Direct(NamedTuple):
     grouped: bool
 
 
-@lru_cache(maxsize=1024)
 def grouped(kernel: Any) -> bool:
     """Whether a kernel takes its pointers as one tuple, `tensors`, and its numbers as another, `scalars`."""
     return bool(kernel.arg_names[0] == "tensors")
