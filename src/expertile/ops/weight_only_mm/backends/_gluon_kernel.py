@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from expertile.ops.hopper.context import context
+from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.ordered_barrier import ordered_begin, ordered_end
 from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
@@ -61,34 +61,15 @@ class Shape(NamedTuple):
     BF16: bool
 
 
-@context
-class Context:
-    """What every partition is handed: descriptors, shared memory, and the problem.
-
-    Shared memory: x of a stage [BLOCK_M, BLOCK_K]; w of a stage and consumer [COLS, BLOCK_K / 8] words; scales and
-    zeros of a stage and group of K [BLOCK_N]; results of a consumer [BLOCK_M / STORE_PARTS, COLS]."""
-
-    x_desc: tma.tensor_descriptor
-    w_desc: tma.tensor_descriptor
-    s_desc: tma.tensor_descriptor
-    z_desc: tma.tensor_descriptor
-    c_desc: tma.tensor_descriptor
-    x_smem: gl.shared_memory_descriptor
-    w_smem: gl.shared_memory_descriptor
-    s_smem: gl.shared_memory_descriptor
-    z_smem: gl.shared_memory_descriptor
-    c_smem: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-    offs: gl.tensor
-    bias: gl.tensor
-    scales: gl.tensor
-    zeros: gl.tensor
-    G: gl.tensor
-    M: gl.tensor
-    N: gl.tensor
-    K: gl.tensor
-    shape: Shape
+# What every partition is handed: descriptors, shared memory, and the problem. Shared memory: x of a stage [BLOCK_M,
+# BLOCK_K]; w of a stage and consumer [COLS, BLOCK_K / 8] words; scales and zeros of a stage and group of K [BLOCK_N];
+# results of a consumer [BLOCK_M / STORE_PARTS, COLS].
+Context = context_of(
+    "x_desc w_desc s_desc z_desc c_desc",
+    "x_smem w_smem s_smem z_smem c_smem full empty",
+    "offs bias scales zeros G M N K",
+    Shape,
+)
 
 
 @gluon.jit
@@ -189,7 +170,7 @@ def weight_only_mm_kernel(
     z_smem = slots(z_desc, SCALES if SHAPE.HAS_ZEROS else 1)
     full, empty = make_barriers(STAGES, 1, CONSUMERS)
     begin()
-    p = Context(  # type: ignore[call-arg]
+    p = Context(
         (x_desc, w_desc, s_desc, z_desc, c_desc),
         (x_smem, w_smem, s_smem, z_smem, c_smem),
         (full, empty),

@@ -25,7 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from expertile.ops.hopper.context import context
+from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.ordered_barrier import ordered_arrive, ordered_begin, ordered_end, ordered_wait
 from expertile.ops.hopper.prologue import begin, make_barriers, slots, specialise
 from expertile.ops.hopper.ring import advance
@@ -68,37 +68,15 @@ class Shape(NamedTuple):
     AHEAD: bool
 
 
-@context
-class Context:
-    """What every partition is handed: descriptors, shared memory, and the problem.
-
-    Shared memory: x of a stage [BLOCK_M, 128]; w of a stage and consumer [COLS, 16] words; scales of a stage, of
-    w [BLOCK_N] and of x [BLOCK_M]; results of a consumer [TOKENS / STORE_PARTS, 64]. SCALE_GROUPS: elements of the
-    scales of a row of w."""
-
-    x_desc: tma.tensor_descriptor
-    w_desc: tma.tensor_descriptor
-    s_desc: tma.tensor_descriptor
-    c_desc: tma.tensor_descriptor
-    x_smem: gl.shared_memory_descriptor
-    w_smem: gl.shared_memory_descriptor
-    s_smem: gl.shared_memory_descriptor
-    c_smem: gl.shared_memory_descriptor
-    scale_x_smem: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-    offs: gl.tensor
-    bias: gl.tensor
-    row_scales: gl.tensor
-    scale_x: gl.tensor
-    G: gl.tensor
-    M: gl.tensor
-    N: gl.tensor
-    K: gl.tensor
-    SCALE_GROUPS: gl.tensor
-    sx_m: gl.tensor
-    sx_k: gl.tensor
-    shape: Shape
+# What every partition is handed: descriptors, shared memory, and the problem. Shared memory: x of a stage [BLOCK_M,
+# 128]; w of a stage and consumer [COLS, 16] words; scales of a stage, of w [BLOCK_N] and of x [BLOCK_M]; results of a
+# consumer [TOKENS / STORE_PARTS, 64]. SCALE_GROUPS: elements of the scales of a row of w.
+Context = context_of(
+    "x_desc w_desc s_desc c_desc",
+    "x_smem w_smem s_smem c_smem scale_x_smem full empty",
+    "offs bias row_scales scale_x G M N K SCALE_GROUPS sx_m sx_k",
+    Shape,
+)
 
 
 @gluon.jit
@@ -319,7 +297,7 @@ def w4a8_mm_kernel(
     # The threads of the loading warp arrive one by one, each when its copies of scales have landed.
     full, empty = make_barriers(STAGES, 33 if VECTOR else 1, SHAPE.CONSUMERS)
     begin()
-    p = Context(  # type: ignore[call-arg]
+    p = Context(
         (x_desc, w_desc, s_desc, c_desc),
         (x_smem, w_smem, s_smem, c_smem, scale_x_smem),
         (full, empty),
