@@ -235,19 +235,21 @@ def test_fp8(activation, interleaved, format, monkeypatch):
                 assert (grad.double() - grads[name]).norm() < 0.06 * grads[name].norm(), name
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "gpt_oss"])
 @pytest.mark.parametrize("format", ["fp8", "mxfp4_fp8"])
-def test_fp8_rounds_activations_of_both_products_and_nothing_else(format):
-    """One expert for all: x and act in e4m3, a scale for each 128 or of 4-bit weights' x for each row, the products of
-    these exact."""
+def test_fp8_rounds_activations_of_both_products_and_nothing_else(format, activation):
+    """One expert for all: x and act in e4m3, a scale for each 128 or, beside 4 bits, for each row (of what is not made
+    and rounded by one kernel); the products of these exact."""
     _, operands = make(9, experts=1, hidden=256, inner=160)
     x, up, down = operands["x"], *(quantize(operands[n], format) for n in ("gate_up", "down"))
-    out = moe_mlp(x, up, down, torch.zeros(9, 1, dtype=torch.int32), torch.ones(9, 1))
+    out = moe_mlp(x, up, down, torch.zeros(9, 1, dtype=torch.int32), torch.ones(9, 1), activation=activation)
     first, second = (w.dequantize(torch.float32)[0].t() for w in (up, down))
-    x8 = quantize_activations(x) if format == "fp8" else quantize_per_row(x)
-    act = gated(x8.dequantize() @ first, "swiglu", False)
-    expected = quantize_activations(act).dequantize() @ second
+    of_x = quantize_activations if format == "fp8" else quantize_per_row
+    of_act = quantize_activations if activation == "swiglu" else of_x
+    act = gated(of_x(x).dequantize() @ first, activation, False)
+    expected = of_act(act).dequantize() @ second
     assert (out - expected).norm() < 2e-3 * expected.norm()
-    assert (gated(x @ first, "swiglu", False) @ second - expected).norm() > 1e-2 * expected.norm()
+    assert (gated(x @ first, activation, False) @ second - expected).norm() > 1e-2 * expected.norm()
 
 
 @pytest.mark.parametrize("activation, interleaved", [("swiglu", False), ("gpt_oss", True)])

@@ -29,7 +29,7 @@ from expertile.moe.experts import moe_mlp
 from expertile.moe.logits import router_logits
 from expertile.moe.router import RouterConfig, route
 from expertile.ops.gathered_mm.activation import activate, split
-from expertile.ops.quantize.api import quantize_activations, quantize_per_row
+from expertile.ops.quantize.api import quantize_per_row
 from expertile.roofline import Work
 
 _BIAS = 0.1
@@ -59,29 +59,19 @@ def _weights(w: Workload, inputs: Inputs) -> tuple[Mxfp4Weight, Tensor, Mxfp4Wei
 
 
 def _rounded(rows: Tensor) -> Tensor:
-    """x as FP8 has it, a scale for each row, float32."""
+    """Rows as FP8 has them, a scale for each, float32."""
     return quantize_per_row(rows).dequantize(torch.float32)
 
 
-def _rounded_activation(act: Tensor) -> Tensor:
-    """The activation as FP8 has it, a scale for each 1×128, float32."""
-    return quantize_activations(act).dequantize(torch.float32)
-
-
-def _reference(
-    w: Workload,
-    inputs: Inputs,
-    of_x: Callable[[Tensor], Tensor] = Tensor.float,
-    of_act: Callable[[Tensor], Tensor] = Tensor.float,
-) -> tuple[Tensor, ...]:
-    """Expert after expert, in float32; `of_x`, `of_act`: what becomes of x and the activation."""
+def _reference(w: Workload, inputs: Inputs, operand: Callable[[Tensor], Tensor] = Tensor.float) -> tuple[Tensor, ...]:
+    """Expert after expert, in float32; `operand`: what becomes of x and the activation."""
     x, router = inputs[:2]
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
 
     def expert(e: int, rows: Tensor, b1: Tensor, b2: Tensor) -> Tensor:
         wide_up, wide_down = (one.part(e, e + 1).dequantize(torch.float32)[0] for one in (gate_up, down))
-        act = activate(*split(of_x(rows) @ wide_up.t() + b1, True), "gpt_oss")
-        return of_act(act) @ wide_down.t() + b2
+        act = activate(*split(operand(rows) @ wide_up.t() + b1, True), "gpt_oss")
+        return operand(act) @ wide_down.t() + b2
 
     with full_precision():
         return moe.by_expert(expert, x, *moe.routed(x, router, w["top_k"]), (up_bias, down_bias))
@@ -141,7 +131,7 @@ OPERATORS = (
                 "expertile-w4a8",
                 partial(_ours, format="mxfp4_fp8"),
                 peer=False,
-                reference=partial(_reference, of_x=_rounded, of_act=_rounded_activation),
+                reference=partial(_reference, operand=_rounded),
                 # A pre-activation in bfloat16 may round to the next e4m3 value, 2^-3 of itself away.
                 tolerance=lambda w: (2.0**-5, 2.0**-4),
             ),
