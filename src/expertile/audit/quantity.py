@@ -43,7 +43,9 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
-    r"little|low|high) as|at most|beyond|max(?:imum)?(?: of)?|within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"little|low|high) as|at most|"
+    r"\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
+    r"within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"

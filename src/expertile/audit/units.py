@@ -212,8 +212,8 @@ _BARE = re.compile(
 _GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)(?:^|[ _])\W*(?:(?:total|training|generated|completed|successful|processed|output|input|prompt)[ _]"
-    r"(?:\w+[ _])?"
+    r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|"
+    r"input|prompt)[ _](?:\w+[ _])?"
     r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?|"
     r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
 )

@@ -41,7 +41,9 @@ _WORD = re.compile(r"[a-z0-9.]+")
 
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names."""
-    forms = re.findall(r"(?i)\b(?:([1-68]|16|32|64)[ -]?bits?|(?:u?int|q|nf)([1-68]))\b", text)
+    forms = re.findall(
+        r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf)([1-68]))\b", text
+    )
     counted = [int(a or b) for a, b in forms]
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 

@@ -170,9 +170,11 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
     for line in below(grid) if part else ():  # "Self CUDA time total: 12.5 ms"
         if q := line.only(s.kind):
             yield Source("the total", s.kind, dict.fromkeys(body, Term(q.kind, q.plain, q.text, (q.line,)))), False
+    own = grid.column(target)  # a baseline is once itself, or changed by nothing
+    may = [b for b in (body if len(body) <= 24 else (body[0], body[-1])) if not (q := own[b]) or _is_base(q)]
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
-        *((f"line {rows[b].line}", dict.fromkeys(body, b)) for b in (body if len(body) <= 24 else (body[0], body[-1]))),
+        *((f"line {rows[b].line}", dict.fromkeys(body, b)) for b in may),
         ("the row before", {r: r - 1 for r in body}),
         *((f"line {row.line}", dict.fromkeys(body, b)) for b, row in enumerate(rows) if row.summary),
     ]
@@ -180,6 +182,10 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         whole = any(b >= 0 and rows[b].summary for b in base.values())
         to = {r: b for r, b in base.items() if b in s.cells and b != r}
         yield Source(name, s.kind, {r: s.cells[b] for r, b in to.items()}), whole
+
+
+def _is_base(q: Quantity) -> bool:
+    return not q.exact or q.value.meets(1.0) or (q.value.lo == 0 and q.kind == "percent")
 
 
 def below(grid: Grid) -> list[Row]:

@@ -75,14 +75,14 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     for c in grid.columns("ratio", "percent") if quotient and best.direct else ():
         if c != index and exactly(best, {r: q for r, q in enumerate(grid.column(c)) if q}) > good:
             return
-    if quotient and 2 * good < score:
-        return  # it suits the rows roughly
+    if quotient and (2 * good < score or (not (best.direct or one or whole_of) and good < score)):
+        return  # it suits the rows roughly; rates that are all alike suit any of them so
     # Where the rows agree to their last digit, so must every other.
     slack = 0.01 if score >= 3 and good >= score else ODD / 2 if good >= score > 1 else ODD
     slack = slack if quotient else best.slack if best.free else max(slack, 0.04 if score > 2 or slack < ODD else 0.1)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
-    ask = best.free or (not quotient and len(odd) > 1)  # of one error, one row
+    ask = best.free or len(odd) > 1  # of one error, one row
     for r in odd:
         # Another baseline of the same table may be meant in this row.
         other = any(r in m.cells and m.fits(r, targets[r], 0.0) for m in rivals)

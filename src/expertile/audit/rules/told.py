@@ -206,6 +206,8 @@ def _compared(row: Row) -> list[Quantity]:
 def _change(row: Row, q: Quantity, sure: bool, last: int) -> str:
     """Which change a ratio or percentage says that it is; `last` characters before it are its own."""
     head, tail = row.text[: q.start], row.text[q.end :]
+    if q.kind == "percent" and re.match(r"\W*(?:slower|longer|more|higher)\b", tail):
+        return "gain"
     by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-last:] + tail[:12])
     close = not sure or _LESS.search(head[-16:] + tail[:12])
     # "dropped by 60 %" is a change; "to 60 % of it" is a share. Throughput that "rose by 33 %" did not fall by it.
@@ -257,6 +259,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         if not size and (sure or known or not _THAN.search(q.after[:24])):
             # Where the sentence has two ratios, the other must follow.
             follow = [o for o in said if o is not q and two and _either(o, two[0], two[1])]
+            if follow and re.search(r"\band \w+ [^%]*?\w+ \w+ (?:by )?$", head[several[-1][-1].end :]):
+                continue  # "by 96 %, from 870 to 34 us, and improved the latency by 6 %"
             ahead = several[-1][-2].start - q.end  # of these two only by its place
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
             yield _wrong(q, several[-1][-2:], sure and not far and len(follow) == len(said) - 1)
