@@ -102,7 +102,7 @@ def _voiced(f: Finding, lines: list[str], explained: bool) -> Finding:
     """`f` as a question where its line says that the figures were not measured, or, of a figure above a limit, the text
     that it knows of such figures."""
     said = lines[f.line - 1] if 0 < f.line <= len(lines) else ""
-    above = f.verdict == IMPOSSIBLE or f.rule == "limit"
+    above = f.verdict == IMPOSSIBLE or f.rule == "link"
     hedged = _HEDGED.search(said) or (above and explained)
     return replace(f, verdict=QUESTION) if f.verdict in ACCUSATIONS and hedged else f
 

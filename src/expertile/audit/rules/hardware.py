@@ -50,6 +50,8 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     return tuple(dict.fromkeys(x for x in known if x))
 
 
+# "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
+EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
 _LIMIT = re.compile(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
     r"\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|"

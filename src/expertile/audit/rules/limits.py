@@ -12,7 +12,7 @@ from expertile.audit.finding import IMPOSSIBLE, QUESTION, UNIT_OF, Finding, Line
 from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
+from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
 from expertile.audit.rules.terms import combine, parameters, terms, trained_work, weights
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
@@ -86,7 +86,12 @@ def _stated(row: Row) -> Iterator[Demand]:
         clause = re.sub(r"\([^()]*\)", "", row.clause(q)) if row.kind == "line" else ""
         words, n = f"{q.words} {row.label} {clause}".lower(), 1.0 if q.per_device else count
         words = words.replace("effective", "") if q.kind == "bandwidth" else words
-        if not q.value.mid or NO_RUN_OF_ONE.search(words) or (count == 1 and _SEVERAL.search(row.words)):
+        if (
+            not q.value.mid
+            or NO_RUN_OF_ONE.search(words)
+            or EQUATION.search(row.text[: q.start])
+            or (count == 1 and _SEVERAL.search(row.words))
+        ):
             continue
         if q.kind == "bandwidth":
             yield from _memory(row, q, n, one_part)

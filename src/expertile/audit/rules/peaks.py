@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FAR, NUMBER, Interval, printed
+from expertile.audit.interval import NUMBER, Interval, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import (
@@ -145,6 +145,9 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         return  # which the text says itself
     if q.kind == "bandwidth" and len(many := _parts(own)) > 1:
         part = next((s.part for s in stated if s.part in many), part)
+    peaks = [x for d in row.devices for f in part.split("/") for x in (d.peak(f), generous_peak(d, f)) if x]
+    if q.kind == "rate" and part and peaks and q.value.lo <= max(peaks):
+        return  # the text states another of its peaks: without tensor cores, with the slower accumulation
     if part in ("disk", "PCIe") and re.search(r"\braid|\bstripe", row.headings):
         return
     ways = (_ways(own) or _ways(row.text) or _ways(row.lead)) if q.kind == "bandwidth" else 0
@@ -163,8 +166,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
     slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03
     if slack * several * most < q.value.lo < (8 if told else 3) * most:
-        certain = (ways and (not limit.q or limit.ways == ways)) if link else q.value.lo > FAR * most
-        sure = told and certain and part != "network" and q.value.hi < 2.5 * most
+        # A limit that the text states of anything else than a link may be that of another mode.
+        sure = link and told and ways and (not limit.q or limit.ways == ways) and q.value.hi < 2.5 * most
         verdict = QUESTION if not sure else INCONSISTENT if limit.q else IMPOSSIBLE
         message = f"{q.text} is more than {limit.text}, {si(most, UNIT_OF[q.kind])}"
         beside = (limit.q,) if limit.q else ()

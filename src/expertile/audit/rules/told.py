@@ -353,7 +353,10 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     change = _change(row, q, True, 40)
     if more or (made and not bound and not any(_may_be(q, exact(x), change, 0.04) for x in made)):
         rule = "headline" if bound else "total" if mean else "retold"
-        best = min(made, key=lambda x: abs(math.log(x) - math.log(_mid(q) + (q.kind == "percent"))))
+        gains = [_mid(q)] if q.kind == "ratio" else [1 + _mid(q), 1 / max(1 - _mid(q), 0.01)]
+        off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
+        if off > 0.5:
+            return  # it is of something else
         message = f"no two figures of the table make {q.text}, the nearest {best:.3g}x: which rows?"
         yield finding(QUESTION, rule, message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
 

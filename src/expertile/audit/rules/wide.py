@@ -8,7 +8,7 @@ from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import is_limit, on_sheet, own_words
+from expertile.audit.rules.hardware import EQUATION, is_limit, on_sheet, own_words
 from expertile.audit.rules.terms import GIB, NO_RUN, combine, derived, law_of, multiples, terms
 from expertile.audit.rules.work import Term
 from expertile.audit.units import UNTYPED, product
@@ -18,7 +18,6 @@ _OTHER = re.compile(
     rf"{NO_RUN}|(?i:\bwould|latency of|could|should|instead of|compared|against|\bvs\b|before|previous|earlier|idle|"
     r"claim|if we|target|budget|window|timeout|interval|at most|at least|upper|lower)"
 )
-_WRITTEN = re.compile(r"\d ?[x×*/÷·] ?\d[^=;]*= ?$")  # "61 x 12.9 GB = 787 GB/s" is an equation
 _RANKED = re.compile(r"(?i)\b(?:avg|mean|median|min|max|p\d\d|std\w*)\b")
 _SIDES = (re.compile(r"(?i)input|prompt|prefill"), re.compile(r"(?i)output|generat|decod"))
 _KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s", "energy", "money", "gpu*s", "intensity")
@@ -34,7 +33,7 @@ def wide(report: Report) -> Iterator[Finding]:
     places = {id(row): at for at, row in enumerate(lines)}
     for at, row in enumerate(lines):
         targets = [q for q in row.quantities if _derived(q) and not on_sheet(row, q)]
-        targets = [q for q in targets if not _WRITTEN.search(row.text[: q.start])]
+        targets = [q for q in targets if not EQUATION.search(row.text[: q.start])]
         targets = [q for q in targets if not _OTHER.search(own := own_words(row, q)) and not is_limit(own)]
         if not targets or not any(c.isdigit() for c in row.text):
             continue

@@ -115,8 +115,11 @@ def work_of(row: Row) -> Term | None:
         found = [replace(s, near=False) for s in found] if far else found
         return found if len(found) == len(names) and not apart else []
 
-    def gemm(of: list[Size], named: bool = True) -> Term:
-        return product_of(of, conventions(words, counts), named)
+    def gemm(of: list[Size], named: bool = True) -> Term | None:
+        # "Doubling M to 16384 takes …" is of another shape than the one above.
+        inherited = any(f"{s.value:.0f}" not in row.text.replace(",", "") for s in of)
+        changed = row.kind == "line" and inherited and _other_size(row, of)
+        return None if changed else product_of(of, conventions(words, counts), named)
 
     other = _OTHER.search("" if row.own.keys() | row.facts.stated.keys() >= {"m", "n", "k"} else row.lead.lower())
     conv = re.search(r"conv|sparse", row.words)
@@ -148,6 +151,13 @@ def work_of(row: Row) -> Term | None:
     side = side or (shape[0] if shape and shape[0] == shape[1] else None)
     size = Size(side, row.line, True) if side else row.size("size")
     return gemm([size] * 3, False) if size else None
+
+
+def _other_size(row: Row, of: list[Size]) -> bool:
+    """Whether a sentence has a whole number of three to six digits that is neither a figure nor one of these sizes."""
+    found = re.finditer(r"(?<![\w.,:-])\d{3,6}(?![\w%]|[.,:-]\d)", row.text)
+    own = {s.value for s in of}
+    return any(float(m[0]) not in own and not any(q.start <= m.start() < q.end for q in row.quantities) for m in found)
 
 
 def cache_of(row: Row) -> Term | None:
