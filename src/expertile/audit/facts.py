@@ -81,7 +81,10 @@ _TUPLE = re.compile(
 _SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
     r"\b([MNKmnk])[\Wx]{1,3}([MNKmnk])[\Wx]{1,3}([MNKmnk])\W{1,5}(\d{2,6})[\Wx]{1,3}(\d{2,6})[\Wx]{1,3}(\d{2,6})(?!\d)"
 )
-_NODES = re.compile(r"(?i)\b(\d{1,4}) (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having) (\d{1,2})\b")
+_NODES = re.compile(
+    r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having)|"
+    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b"
+)
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 
 # A word that names a number format, and phrases of several words.

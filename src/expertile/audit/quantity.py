@@ -247,24 +247,37 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         q = named(q) if name else q
         found.append(replace(q, kind="s_per_token") if cell is None and is_tpot(q) else q)
-    return found if cell or len(found) > 3 else _bare_statistics(text, line, found)
+    return found if cell or len(found) > 3 else _without_units(text, line, found)
 
 
 _RANKED = re.compile(
     rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
 )
+_BARE_EACH = re.compile(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
+_RATES = ("items_per_s", "tokens_per_s", "bandwidth", "rate")
 
 
-def _bare_statistics(text: str, line: int, found: list[Quantity]) -> list[Quantity]:
-    """ "mean 438.2 GB/s  min 405.1  max 418.9": what the first has, the others share."""
+def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity]:
+    """What a figure beside lends its unit: "mean 438.2 GB/s  min 405.1", "1,170 documents per second, or 146 per GPU",
+    "14,042 questions; at 31 questions per second"."""
+    more: list[tuple[Quantity, re.Match[str], int]] = []
     ranked = [q for q in found if re.search(r"(?i)\b(?:min|max|mean|median|avg|p\d\d)\W*$", q.label)]
-    if len(ranked) != 1:
-        return found
-    of, scale = ranked[0], ranked[0].value.mid / printed(re.match(NUMBER, ranked[0].text)[0]).mid  # type: ignore[index]
-    for m in _RANKED.finditer(text):
-        if not any(q.start <= m.start(2) < q.end for q in found):
-            value = printed(m[2]) * scale
-            found.append(replace(of, value=value, text=m[2], label=m[1], start=m.start(2), end=m.end(2), after=""))
+    if len(ranked) == 1:
+        more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
+    for q in (q for q in found if q.kind in _RATES):
+        more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
+        noun = re.search(r"([a-z]{3,}s) ?(?:/|per) ?s", q.text) if q.kind == "items_per_s" else None
+        if noun and not any(o.kind == "items" for o in found):
+            counts = re.finditer(rf"({NUMBER})( million| M|k|M)? {noun[1]}\b(?! ?(?:/|per))", text)
+            more += [(replace(q, kind="items"), m, 1) for m in counts]
+    for of, m, at in more:
+        if not any(q.start <= m.start(at) < q.end for q in found):
+            shown = re.match(NUMBER, of.text)
+            scale = of.value.mid / printed(shown[0]).mid if shown else 1.0
+            if of.kind == "items":
+                scale = {"": 1.0, "k": 1e3}.get((m[2] or "").strip(), 1e6)
+            value = printed(m[at]) * scale
+            found.append(replace(of, value=value, text=m[at], label=m[1], start=m.start(at), end=m.end(at), after=""))
     return sorted(found, key=lambda q: q.start)
 
 

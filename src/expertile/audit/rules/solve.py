@@ -219,49 +219,28 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
 
 
-_ONE = re.compile(
-    r"(?i)(?:per|each|every|a)[ -](?:gpu|[AHBL]\d{2,3}S?|user|request|stream|sequence|client|session|slot)\b|"
-    r"/(?:gpu|user|req)|\beach \w+ing\b"
-)
-_LAYER = re.compile(r"(?i)(?:per|each|every|a|one)[ -]layer\b")
-_EACH = re.compile(rf"{_ONE.pattern}|\|\W*each\b")
 _EQUALS = re.compile(
     r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
-)
-_SO = re.compile(
-    r"(?i)evenly|across|i\.e|\bmean|that is|hence|giv|deliver|reach|aggregate|\bso\b|=|\btotal\b|\(|which|thus|\bor\b|→"
 )
 
 
 def each(report: Report) -> Iterator[Finding]:
-    """A figure of one GPU or user beside that of all, and one in two units: it asks where no count lies between."""
+    """One figure in two units: it asks where nothing that counts lies between; a multiply-add is two FLOPs."""
     for row in (r for r in report.rows if r.kind == "line"):
         works = ("flop", "flop/item", "rate") if "MAC" in row.text else ("flop",)
-        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), ("time",), ("bytes",), works):
+        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), works):
             held = [q for q in row.of(*kinds) if q.exact and q.value.mid and not on_sheet(row, q)]
             held = held[:2] if len(kinds) > 1 else held
-            if len(held) != 2 or abs(held[1].start - held[0].end) > 60:
+            if len(held) != 2 or abs(held[1].start - held[0].end) > 60 or any(q.per_device for q in held):
                 continue
-            one_of = {"time": _LAYER, "bytes": _EACH}.get(kinds[0], _ONE)
-            said = [q.per_device or bool(one_of.search(f"{q.label[-24:]}|{q.after[:16]}")) for q in held]
-            one, whole = (held[0], held[1]) if said[0] else (held[1], held[0])
-            between, n = row.text[held[0].end : held[1].start], whole.plain / one.plain
-            twice = len({re.sub(r"[\d., ]", "", q.text) for q in held}) > 1 and not any(said)
-            twice = (
-                twice
-                and kinds != ("bytes",)
-                and bool(_EQUALS.search(between.split(",")[-1] if kinds == works else between))
-            )
-            layers = tuple(s.value for s in (row.size("layers"),) if s and kinds == ("time",))
-            counts = (1.0, 1.0737, 1 / 1.0737) if twice else (*multiples(row), *layers)
-            if kinds == ("time",) and not layers:
-                continue
-            tail = row.text[held[1].end :][:16] if kinds == ("bytes",) else ""
-            hence = n.lo > 1 and _SO.search(between + tail) and sum(said) == 1 and len(counts) > 1 and kinds != works
-            if (twice or hence) and not any(n.meets(m, 0.03) for m in counts):
-                macs = "MAC" in held[0].text  # two FLOPs each
-                message = f"{whole.text} is {n.mid:.4g} times {one.text}{'' if macs else ': of how many is it?'}"
-                yield finding(INCONSISTENT if macs else QUESTION, "work" if macs else "product", message, one, whole)
+            between, n = row.text[held[0].end : held[1].start], held[1].plain / held[0].plain
+            units = {re.sub(r"[\d., ]", "", q.text) for q in held}
+            twice = len(units) > 1 and "" not in units
+            said = _EQUALS.search(between.split(",")[-1] if kinds == works else between)
+            if twice and said and not any(n.meets(m, 0.03) for m in (1.0, 1.0737, 1 / 1.0737)):
+                macs = "MAC" in held[0].text
+                message = f"{held[1].text} is {n.mid:.4g} times {held[0].text}{'' if macs else ': of how many is it?'}"
+                yield finding(INCONSISTENT if macs else QUESTION, "work" if macs else "product", message, *held[::-1])
 
 
 _STEP = re.compile(
