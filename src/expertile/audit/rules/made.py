@@ -5,9 +5,10 @@ sizes mean, with every count that the rows state between; a sum; a share of a pe
 """
 
 import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import facts
@@ -51,6 +52,7 @@ class Made:
     direct: bool = True
     free: bool = False
     slack: float = 0.15
+    off: float = 1.0  # by which power of a thousand every row is off
 
     @property
     def quotient(self) -> bool:
@@ -222,6 +224,23 @@ def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     return {"": dict.fromkeys(targets, 1.0), **some, **pairs}
 
 
+def _grown(counts: Counts) -> Counts:
+    """What work may grow with: the square of a size, its cube, n log n."""
+    ways: dict[str, Callable[[float], float]] = {
+        "²": lambda x: x**2,
+        "³": lambda x: x**3,
+        " log": lambda x: x * math.log(x),
+    }
+    sizes = [(n, held) for n, held in counts.items() if n[:3] == " × " and n.count("×") == 1 and "÷" not in n]
+    return {
+        n + way: {r: of(x) for r, x in held.items()}
+        for n, held in sizes
+        for way, of in ways.items()
+        if min(held.values()) > 1
+    }
+
+
+_THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
 _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
 _AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
 
@@ -229,6 +248,7 @@ _AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
 def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[Source]) -> Iterator[Made]:
     """Columns whose units make the target's, with every count of a row between; one column times a constant."""
     typed, counts = [s for s in sources if s.kind not in ("", *UNTYPED)], _counts(grid, targets, sources)
+    grown = counts | _grown(counts)
     # Whole numbers in a row that may count: "Outputs/wave: 4".
     whole = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?![\d.,])")
     beside = {r: [float(n) for n in whole.findall(grid.rows[r].text)] for r in targets}
@@ -253,7 +273,7 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
                 some = {n: c for n, c in counts.items() if n or (sign < 0 and kind != s.kind)}
                 yield from _usual(rule, targets, _times(s, None, sign), some, (1.0,), beside)
         if s.column >= 0:
-            yield from _constant(grid, target, kind, targets, s, counts)
+            yield from _constant(grid, target, kind, targets, s, grown)
     if kind in ("time", "bytes", "money", "energy", "items", "tokens") or _AVERAGE.search(grid.header[target]):
         named = _SUM.search(grid.header[target]) or _AVERAGE.search(grid.header[target])
         like = [s for s in typed if s.kind == kind and 0 <= s.column < target and s.cells.keys() >= targets.keys()]
@@ -289,17 +309,19 @@ def _usual(
     rows, work = [r for r in targets if r in e.cells], e.name.startswith("work")
     for name, count in counts.items():
         off = [targets[r].value.mid / (e.cells[r].value.mid * count[r] or 1e-300) for r in rows]
-        if not rows or not any(sum(0.96 < n / u < 1.042 for n in off) * 2 >= len(off) for u in usual):
+        steps = () if name or work or len(rows) < 3 else _THOUSANDS
+        if not rows or not any(sum(0.96 < n / u < 1.042 for n in off) * 2 >= len(off) for u in (*usual, *steps)):
             continue
         expected = {r: e.cells[r].value * count[r] for r in rows}
         # A rate is often the mean of rates, beside a mean of times.
-        found = odd_ones([targets[r].plain / expected[r] for r in rows], usual, 2 * FIT)
-        if found and (found[0] in usual or work):
+        found = odd_ones([targets[r].plain / expected[r] for r in rows], (*usual, *steps), 2 * FIT)
+        if found and (found[0] in (*usual, *steps) or work):
+            thousand = found[0] if found[0] in steps else 1.0
             also = () if e.column == -2 and found[0] == 1.0 else tuple(f / found[0] for f in usual)
             by = {r: f" × {n:.4g}" if n >= 1 else f" ÷ {1 / n:.4g}" for r, n in count.items() if n and name}
             values = {r: v * found[0] for r, v in expected.items()}
             cells = {r: replace(e.cells[r], value=v, text=e.cells[r].text + by.get(r, "")) for r, v in values.items()}
-            yield Made(e.name + name, rule, cells, {}, also, beside)
+            yield Made(e.name + name, rule, cells, {}, also, beside, off=thousand)
 
 
 def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: Counts) -> Iterator[Made]:

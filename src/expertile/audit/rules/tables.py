@@ -63,6 +63,12 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     if not scored:
         return
     score, best = scored[-at]
+    if best.off != 1:
+        q, lines = targets[min(targets)], (grid.rows[0].report.blocks[grid.block].first, *(r.line for r in grid.rows))
+        made = f"{best.name} make {grid.header[index]} but for a factor of {best.off:g} in all rows: which unit?"
+        if score == len(told):
+            yield finding(QUESTION, "product", made, q, lines=lines)
+        return
     one, whole_of = best.name.endswith("1x"), best.name.endswith(("of the sum", "of the total"))
     if score < 3 and (best.free or not (best.direct or one or whole_of or kind == "ratio")):
         return
