@@ -193,7 +193,7 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
                 header[at] += f" {m[0]}"
         for line in lines[i + used :]:
             text = line.text.strip()
-            cells = split.split(text)
+            cells = [cell for cell in split.split(text) if cell != ":"]
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]
             if text and not _RULE.match(text):

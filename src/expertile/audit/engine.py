@@ -23,7 +23,7 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns),
+    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
     *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
     *(
@@ -107,7 +107,7 @@ def _voiced(f: Finding, lines: list[str], explained: bool) -> Finding:
 
 def _causes(found: list[Finding]) -> list[Finding]:
     """One finding for each figure: the gravest; and one where the same claim is made on several lines."""
-    found = sorted(found, key=lambda f: (VERDICTS.index(f.verdict), f.rule == "bound", f.line))
+    found = sorted(found, key=lambda f: (VERDICTS.index(f.verdict), f.rule in ("bound", "proportion"), f.line))
     kept: list[Finding] = []
     seen: set[tuple[int, str]] = set()
     for f in found:
@@ -117,6 +117,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
         same |= f.rule == "total" and any(k.line in f.lines for k in kept)
         same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
+        same |= f.rule == "proportion" and any(f.line in k.all_lines for k in kept)
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)

@@ -22,6 +22,8 @@ _NAMES = {
     "tokens": r"(?i:(?:total|num|n|number of|#)?[ _]?(?:(?:input|output|generated) )?tokens)|T",
     "in_len": r"(?i:(?:--)?(?:random[_-])?(?:input|prompt)[ _-]len(?:gth)?|isl)",
     "out_len": r"(?i:(?:--)?(?:random[_-])?(?:output|gen)[ _-]len(?:gth)?|osl|max[_-]new[_-]tokens)",
+    "kv_heads": r"(?i:(?:num|n)_(?:key_value|kv)_heads|h_?kv|kv[ _]heads)",
+    "prompts": r"(?i:(?:--)?num[-_](?:prompts|requests))",
     "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|world[ _]size|tp|"
     r"tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
@@ -34,7 +36,7 @@ _NAMES = {
 _INT = r"\d{1,3}(?:,\d{3})+|\d+[kK]?(?![\w%]|\.\d)"
 # "Batch Size (B): 16", "batch=16", "--batch 16"; a word in brackets may stand between, and a space for the sign.
 _SPACE = dict.fromkeys(
-    ("batch", "heads", "seq", "head_dim", "hidden", "topk", "accum", "concurrency"), r"|(?<=[A-Za-z]{2})\s+"
+    ("batch", "heads", "seq", "head_dim", "hidden", "topk", "accum", "concurrency", "prompts"), r"|(?<=[A-Za-z]{2})\s+"
 ) | dict.fromkeys("mnk", r"|(?<=--[mnk])\s+")
 _KEYED = {
     name: re.compile(
@@ -91,7 +93,7 @@ _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 FORMATS = (
     ("fp4", r"(?:nv|mx)?fp4|e2m1"),
     ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
-    ("fp8", r"(?:mx)?fp8|float8|e4m3\w*|e5m2\w*|w8a8"),
+    ("fp8", r"(?:mx)?fp8|float8|f?e4m3\w*|f?e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
     ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
     ("bf16", r"bf16|bfloat16|bfloat|bhalf"),

@@ -207,6 +207,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             and (first or by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s"))
         ):
             of = replace(by_key, low=of.low, high=of.high)
+        if of.kind == "params" and re.fullmatch(r"\d{4,} ?B", text[m.start() : end]):
+            of = Unit("bytes", 1.0, 1.0)  # "33554432 B"
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = (_BOUND.search(before) and not during) or "+" in ends

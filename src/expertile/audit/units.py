@@ -83,6 +83,8 @@ class Unit:
 NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
+    ("items_per_s", r"(?P<day>[nµp]s/day)\b"),
+    ("s_per_item", r"(?P<hours>hours?/[nµp]s)\b"),
     ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps)\b"),
     ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS|ips|IPS)\b"),
     (
@@ -104,7 +106,12 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s)|[Bb]its?(?= ?/ ?(?:param|weight|elem)| per (?:param|weight|elem)))\b"),
     ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
     ("items", rf"(?P<p>[kKMGB])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
-    ("items", r"(?P<p>[kKMGT])(?P<noun>(?:[a-z]{4,10}|UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)"),
+    # Messages, Transfers, Games have no prefix.
+    (
+        "items",
+        r"(?P<p>[kKMGT])(?!essage|rans|eys|ernel|ask|urn|ame|est|rie|ile|raph|roup|ove|odel)"
+        r"(?P<noun>(?:[a-z]{4,10}|UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)",
+    ),
     ("items_per_s", r"(?P<p>[kMGT])(?P<noun>(?:LU|CU|TE)P)S\b"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
@@ -199,6 +206,8 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         low = high = (1e-3 if groups["p"] == "m" else _TEN[prefix]) * (3600.0 if groups.get("h") else 1.0)
     elif kind == "percent":
         low = high = 0.01
+    elif groups.get("day") or groups.get("hours"):  # of simulated time
+        low = high = 3600.0 if kind == "s_per_item" else 1 / 86400
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 

@@ -162,7 +162,7 @@ _PAUSES = [
 _COUNTS = re.compile(
     r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
 )
-_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements")
+_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
 
 
 def unequal_work(report: Report) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from expertile.audit.rules.work import ONE, PLAIN, Term, total_of, work_of
 from expertile.audit.units import UNTYPED, kind_of, powers_of, product, unit_of_name
 
 TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
-_RUN, _APART = TYPED[1:5], {"time", "bytes", "tokens", "items"}
+_RUN = TYPED[1:5]
 Cells = dict[int, Quantity]
 Terms = dict[int, Term]
 Counts = dict[str, dict[int, float]]
@@ -325,39 +325,32 @@ def _usual(
 
 
 def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: Counts) -> Iterator[Made]:
-    """The target in proportion to a column or its inverse, to the last digit in all rows but one; for rates and times,
-    which may be of one work, less exactly. It asks."""
+    """A rate and its time, or two rates, that may be of one work, in proportion in all rows but one. It asks."""
     rows, kinds = [r for r in targets if r in s.cells], {kind, s.kind}
+    timed = s.kind in ("time", "s_per_item")
     work = bool({"time", "s_per_item"} & kinds) or kinds == {"rate", "bandwidth"}
-    work = work and kinds <= {*_RUN, "time", "s_per_item"} and derived((kind, s.kind)) == kind and kind != s.kind
-    named = grid.drawn or all(re.search("[a-z]{3}", n) for n in (s.name, grid.header[target]))
-    exactly = named and s.column < target and (s.kind == kind or not kinds <= _APART)
-    exactly = exactly and kinds not in ({"rate", "bandwidth"}, {"time"})
-    sized = [n for n in counts if "÷" not in n] if work else [""]
-    for sign, name in itertools.product((1, -1) if s.kind != kind else (1,), sized if len(rows) > 2 else ()):
+    work = work and kinds <= {*_RUN, "time", "s_per_item"} and derived((kind, s.kind)) == kind != s.kind
+    sign = -1 if timed else 1
+    for name in (n for n in counts if "÷" not in n and work and len(rows) > 2):
         cells = {r: t for r, t in _times(s, None, sign).cells.items() if r in targets}
         values = {r: t.value * counts[name][r] for r, t in cells.items()}
         factors = {r: targets[r].plain / values[r] for r in rows}
         middle = sorted(factors.values(), key=lambda f: f.mid)[len(rows) // 2].mid
         agree = [r for r in rows if factors[r].meets(middle, 0.002) and factors[r].width < 0.06]
         span = [values[r].mid for r in agree or rows]
-        tight = len(agree) == len(rows) - 1 and max(span) > 1.2 * min(span)
-        alike = len(agree) == len(rows) - 1 and work and sign < 0
-        loose = work and (sign < 0) == (s.kind in ("time", "s_per_item"))
-        few = len(rows) == 3 and not (alike and all(f.width < 0.05 for f in factors.values()))
-        if few or (not loose and not (exactly and tight and not name)):
+        exactly = len(agree) == len(rows) - 1 and (timed or max(span) > 1.2 * min(span))
+        if len(rows) == 3 and not (exactly and timed and all(f.width < 0.05 for f in factors.values())):
             continue
-        if not (tight or alike):
+        if not exactly:
             found = odd_ones([factors[r] for r in rows])
             if found is None or len(found[1]) > 1:
                 continue
             middle = found[0]
-        slack = 0.04 if tight or alike else 0.15 if s.kind in ("time", "s_per_item") else 0.4
         rule = {"rate": "rate", "bandwidth": "bandwidth", "items_per_s": "throughput"}.get(kind, "tokens/s")
-        rule = "proportion" if not loose else rule if s.kind in ("time", "s_per_item") else "intensity"
-        title = f"{'proportion to' if sign > 0 else 'product with'} {s.name}{name}"
+        title = f"{'product with' if timed else 'proportion to'} {s.name}{name}"
         made = {r: replace(cells[r], value=v * middle) for r, v in values.items()}
-        yield Made(title, rule, made, free=True, slack=slack)
+        slack = 0.04 if exactly else 0.15 if timed else 0.4
+        yield Made(title, rule if timed else "intensity", made, free=True, slack=slack)
 
 
 _OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")

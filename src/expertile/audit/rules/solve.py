@@ -209,7 +209,8 @@ def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bo
     of = [t.figure for t in combo if t.figure and t.kind == "s_per_token"]
     unknown = max(factors) == 1 and not SINGLE.search(f"{row.words} {row.lead}")
     few = unknown or (combo[0].value * combo[1].value).lo < 1.05 * max(factors)
-    return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few
+    lost = (combo[0].value * combo[1].value).hi < 0.1  # no prompt costs so much
+    return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few and not lost
 
 
 def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:

@@ -1,16 +1,17 @@
 """Down a table: what a column is made of is found out from the rows that agree; the row that does not is accused."""
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FIT, ODD
-from expertile.audit.quantity import RATIO, Quantity
+from expertile.audit.interval import FIT, ODD, Interval, exact
+from expertile.audit.quantity import RATIO, Quantity, same_statistic
 from expertile.audit.report import Grid, Report
 from expertile.audit.rules.made import TYPED, Cells, Made, products, quotients, shares, sources_of
 
 _PART = re.compile(
-    r"(?i)^of\b|\bpeak|efficien|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^$"
+    r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^$"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -26,6 +27,68 @@ def columns(report: Report) -> Iterator[Finding]:
             other = _NO_QUOTIENT.search(name) or (ratio and not _PART.search(name.strip()))
             if len(kinds) == 1 and 2 * len(cells) >= len(grid.rows) and len(grid.header) < 25 and not other:
                 yield from _column(grid, index, kinds.pop())
+
+
+Columns = dict[int, dict[int, Interval]]
+
+
+def proportions(report: Report) -> Iterator[Finding]:
+    """A column that another makes, or two, but for one constant: to the last digit in all rows but one. It asks."""
+    for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
+        held = {c: _exact(grid, c) for c in range(len(grid.header))}
+        held = {c: of for c, of in held.items() if len(of) >= max(4, len(grid.body) - 1) and _varies(of.values())}
+        whole = {c for c, of in held.items() if _is_size(grid, c, of)}
+        odd = set[int]()
+        for n, target in itertools.product((1, 2) if len(grid.body) > 4 else (1,), [*held][::-1]):
+            others = [c for c in held if c != target and same_statistic(grid.header[c], grid.header[target])]
+            for some in itertools.combinations(others, n):
+                if not {target, *some} <= whole:  # sizes that were chosen
+                    for signs in itertools.product((1, -1), repeat=n):
+                        yield from _odd_row(grid, held, target, dict(zip(some, signs, strict=True)), odd)
+
+
+def _is_size(grid: Grid, c: int, of: dict[int, Interval]) -> bool:
+    kinds = {q.kind for row in grid.body if (q := row.figure(c))}
+    return kinds <= {"number", "bytes", "tokens", "items", "params"} and all(x.mid % 1 == 0 for x in of.values())
+
+
+def _varies(values: Iterable[Interval]) -> bool:
+    mids = [x.mid for x in values]
+    return max(mids) > 1.2 * min(mids)
+
+
+def _exact(grid: Grid, c: int) -> dict[int, Interval]:
+    """The figures of a column, or its whole numbers, that leave less than 4 % open."""
+    cells = {r: q.plain for r, row in enumerate(grid.body) if (q := row.figure(c))}
+    name = grid.header[c].strip().lower()
+    cells = cells or {r: exact(row.bare[name]) for r, row in enumerate(grid.body) if row.bare.get(name)}
+    return {r: x for r, x in cells.items() if x.width < 0.04}
+
+
+def _odd_row(grid: Grid, held: Columns, target: int, signs: dict[int, int], found: set[int]) -> Iterator[Finding]:
+    rows = [r for r in held[target] if all(r in held[c] for c in signs)]
+    made = dict.fromkeys(rows, exact(1.0))
+    for c, sign in signs.items():
+        made = {r: made[r] * held[c][r] if sign > 0 else made[r] / held[c][r] for r in rows}
+    factors = {r: held[target][r] / made[r] for r in rows}
+    middle = sorted(f.mid for f in factors.values())[len(rows) // 2] if len(rows) > 3 else 0.0
+    odd = [r for r in rows if not factors[r].meets(middle, 0.002)]
+    q = grid.body[odd[0]].figure(target) if middle and len(odd) == 1 else None
+    if q is None or odd[0] in found or not _varies(made[r] for r in rows if r not in odd):
+        return
+    off = (factors[odd[0]] / middle).mid
+    whole = round(max(off, 1 / off))  # of two passes, of four runs
+    baseline = any(x.mid == 1 for x in (held[c][odd[0]] for c in (target, *signs)))
+    if abs(off - 1) > 0.03 and abs(max(off, 1 / off) / whole - 1) > 0.02 and not baseline:
+        found.add(odd[0])
+        names, should = (
+            " and ".join(grid.header[c] for c in signs),
+            si(middle * made[odd[0]].mid, UNIT_OF.get(q.kind, "")),
+        )
+        message = (
+            f"{grid.header[target]} follows from {names} in all other rows; here it would be {should}, not {q.text}"
+        )
+        yield finding(QUESTION, "proportion", f"{message}: is it of the same work?", q)
 
 
 def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
@@ -65,9 +128,9 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     score, best = scored[-at]
     if best.off != 1:
         q, lines = targets[min(targets)], (grid.rows[0].report.blocks[grid.block].first, *(r.line for r in grid.rows))
-        made = f"{best.name} make {grid.header[index]} but for a factor of {best.off:g} in all rows: which unit?"
+        off = f"{best.name} make {grid.header[index]} but for a factor of {best.off:g} in all rows: which unit?"
         if score == len(told):
-            yield finding(QUESTION, "product", made, q, lines=lines)
+            yield finding(QUESTION, "product", off, q, lines=lines)
         return
     one, whole_of = best.name.endswith("1x"), best.name.endswith(("of the sum", "of the total"))
     if score < 3 and (best.free or not (best.direct or one or whole_of or kind == "ratio")):
