@@ -5,10 +5,9 @@ sizes mean, with every count that the rows state between; a sum; a share of a pe
 """
 
 import itertools
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import facts
@@ -224,22 +223,6 @@ def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     return {"": dict.fromkeys(targets, 1.0), **some, **pairs}
 
 
-def _grown(counts: Counts) -> Counts:
-    """What work may grow with: the square of a size, its cube, n log n."""
-    ways: dict[str, Callable[[float], float]] = {
-        "²": lambda x: x**2,
-        "³": lambda x: x**3,
-        " log": lambda x: x * math.log(x),
-    }
-    sizes = [(n, held) for n, held in counts.items() if n[:3] == " × " and n.count("×") == 1 and "÷" not in n]
-    return {
-        n + way: {r: of(x) for r, x in held.items()}
-        for n, held in sizes
-        for way, of in ways.items()
-        if min(held.values()) > 1
-    }
-
-
 _THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
 _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
 _AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
@@ -248,7 +231,6 @@ _AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
 def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[Source]) -> Iterator[Made]:
     """Columns whose units make the target's, with every count of a row between; one column times a constant."""
     typed, counts = [s for s in sources if s.kind not in ("", *UNTYPED)], _counts(grid, targets, sources)
-    grown = counts | _grown(counts)
     # Whole numbers in a row that may count: "Outputs/wave: 4".
     whole = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?![\d.,])")
     beside = {r: [float(n) for n in whole.findall(grid.rows[r].text)] for r in targets}
@@ -272,8 +254,6 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
                 rule = "product" if calls else "throughput" if "item" in kind else "tokens/s"
                 some = {n: c for n, c in counts.items() if n or (sign < 0 and kind != s.kind)}
                 yield from _usual(rule, targets, _times(s, None, sign), some, (1.0,), beside)
-        if s.column >= 0:
-            yield from _constant(grid, target, kind, targets, s, grown)
     if kind in ("time", "bytes", "money", "energy", "items", "tokens") or _AVERAGE.search(grid.header[target]):
         named = _SUM.search(grid.header[target]) or _AVERAGE.search(grid.header[target])
         like = [s for s in typed if s.kind == kind and 0 <= s.column < target and s.cells.keys() >= targets.keys()]
@@ -322,35 +302,6 @@ def _usual(
             values = {r: v * found[0] for r, v in expected.items()}
             cells = {r: replace(e.cells[r], value=v, text=e.cells[r].text + by.get(r, "")) for r, v in values.items()}
             yield Made(e.name + name, rule, cells, {}, also, beside, off=thousand)
-
-
-def _constant(grid: Grid, target: int, kind: str, targets: Cells, s: Source, counts: Counts) -> Iterator[Made]:
-    """A rate and its time, or two rates, that may be of one work, in proportion in all rows but one. It asks."""
-    rows, kinds = [r for r in targets if r in s.cells], {kind, s.kind}
-    timed = s.kind in ("time", "s_per_item")
-    work = bool({"time", "s_per_item"} & kinds) or kinds == {"rate", "bandwidth"}
-    work = work and kinds <= {*_RUN, "time", "s_per_item"} and derived((kind, s.kind)) == kind != s.kind
-    sign = -1 if timed else 1
-    for name in (n for n in counts if "÷" not in n and work and len(rows) > 2):
-        cells = {r: t for r, t in _times(s, None, sign).cells.items() if r in targets}
-        values = {r: t.value * counts[name][r] for r, t in cells.items()}
-        factors = {r: targets[r].plain / values[r] for r in rows}
-        middle = sorted(factors.values(), key=lambda f: f.mid)[len(rows) // 2].mid
-        agree = [r for r in rows if factors[r].meets(middle, 0.002) and factors[r].width < 0.06]
-        span = [values[r].mid for r in agree or rows]
-        exactly = len(agree) == len(rows) - 1 and (timed or max(span) > 1.2 * min(span))
-        if len(rows) == 3 and not (exactly and timed and all(f.width < 0.05 for f in factors.values())):
-            continue
-        if not exactly:
-            found = odd_ones([factors[r] for r in rows])
-            if found is None or len(found[1]) > 1:
-                continue
-            middle = found[0]
-        rule = {"rate": "rate", "bandwidth": "bandwidth", "items_per_s": "throughput"}.get(kind, "tokens/s")
-        title = f"{'product with' if timed else 'proportion to'} {s.name}{name}"
-        made = {r: replace(cells[r], value=v * middle) for r, v in values.items()}
-        slack = 0.04 if exactly else 0.15 if timed else 0.4
-        yield Made(title, rule if timed else "intensity", made, free=True, slack=slack)
 
 
 _OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")

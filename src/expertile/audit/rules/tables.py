@@ -3,11 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval, exact
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
-from expertile.audit.report import Grid, Report
+from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.made import TYPED, Cells, Made, products, quotients, shares, sources_of
 
 _PART = re.compile(
@@ -29,66 +30,109 @@ def columns(report: Report) -> Iterator[Finding]:
                 yield from _column(grid, index, kinds.pop())
 
 
-Columns = dict[int, dict[int, Interval]]
+@dataclass(frozen=True)
+class _Factor:
+    """What a column may be in proportion to: another, or a power of the rows' sizes."""
+
+    name: str
+    cells: dict[int, Interval]
+    column: int
+    kind: str
+    power: int = 1
 
 
 def proportions(report: Report) -> Iterator[Finding]:
-    """A column that another makes, or two, but for one constant: to the last digit in all rows but one. It asks."""
+    """A column that another makes, or two, but for one constant: to the last digit in all rows but one; a rate and its
+    time, which may be of one work, less exactly. It asks."""
     for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
-        held = {c: _exact(grid, c) for c in range(len(grid.header))}
-        held = {c: of for c, of in held.items() if len(of) >= max(4, len(grid.body) - 1) and _varies(of.values())}
-        whole = {c for c, of in held.items() if _is_size(grid, c, of)}
-        odd = set[int]()
-        for n, target in itertools.product((1, 2) if len(grid.body) > 4 else (1,), [*held][::-1]):
-            others = [c for c in held if c != target and same_statistic(grid.header[c], grid.header[target])]
+        held = [
+            f
+            for c in range(len(grid.header))
+            if (f := _factor(grid, c)) and (f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values()))
+        ]
+        held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
+        sizes = [f for f in held if f.kind in ("number", *_SIZES) and all(x.mid % 1 == 0 for x in f.cells.values())]
+        powers = [
+            replace(f, name=f.name + way, power=n, cells={r: exact(x.mid**n) for r, x in f.cells.items()})
+            for f in [f for f in sizes if f.kind == "number"][:4]
+            for n, way in ((2, "²"), (3, "³"))
+        ]
+        found = set[int]()
+        for n, target in itertools.product((1, 2), held[::-1]):
+            others = [f for f in (*held, *powers) if f.column != target.column and same_statistic(f.name, target.name)]
             for some in itertools.combinations(others, n):
-                if not {target, *some} <= whole:  # sizes that were chosen
-                    for signs in itertools.product((1, -1), repeat=n):
-                        yield from _odd_row(grid, held, target, dict(zip(some, signs, strict=True)), odd)
+                timed = target.kind in _RATES and any(f.kind in _TIMED for f in some)
+                chosen = all(f in sizes for f in (target, *some))
+                few = n == 2 and not timed and len(grid.body) < 5
+                if not (chosen or few or len({f.column for f in some}) < n or (not timed and some[-1].power > 1)):
+                    for signs in itertools.product((1, -1), repeat=n) if not timed else [_signs(some)]:
+                        yield from _odd_row(grid, target, some, signs, timed, found)
 
 
-def _is_size(grid: Grid, c: int, of: dict[int, Interval]) -> bool:
-    kinds = {q.kind for row in grid.body if (q := row.figure(c))}
-    return kinds <= {"number", "bytes", "tokens", "items", "params"} and all(x.mid % 1 == 0 for x in of.values())
+_SIZES, _RATES, _TIMED = ("bytes", "tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
+
+
+def _signs(some: tuple[_Factor, ...]) -> tuple[int, ...]:
+    """Work is rate × time, so that a rate falls with the time and grows with the sizes."""
+    return tuple(-1 if f.kind in _TIMED else 1 for f in some)
+
+
+def _work(row: Row, used: set[str]) -> object:
+    """What tells a row's work from that of others, but for the columns that were `used`."""
+    counted = re.compile(r"(?i)run|trial|iter|rank|step|seed|#|id\b")
+    sizes = {n: v for n, v in (row.own | row.bare).items() if n not in used and not counted.search(n)}
+    return (sizes, row.facts.of("tuples"), [q.value.mid for q in row.of("bytes", "flop", "tokens", "items")])
 
 
 def _varies(values: Iterable[Interval]) -> bool:
     mids = [x.mid for x in values]
-    return max(mids) > 1.2 * min(mids)
+    return max(mids, default=0) > 1.2 * min(mids, default=0)
 
 
-def _exact(grid: Grid, c: int) -> dict[int, Interval]:
-    """The figures of a column, or its whole numbers, that leave less than 4 % open."""
-    cells = {r: q.plain for r, row in enumerate(grid.body) if (q := row.figure(c))}
-    name = grid.header[c].strip().lower()
-    cells = cells or {r: exact(row.bare[name]) for r, row in enumerate(grid.body) if row.bare.get(name)}
-    return {r: x for r, x in cells.items() if x.width < 0.04}
+def _factor(grid: Grid, c: int) -> _Factor | None:
+    """The figures of a column, or its whole numbers."""
+    held = {r: q for r, row in enumerate(grid.body) if (q := row.figure(c))}
+    name = grid.header[c].strip()
+    bare = {r: exact(x) for r, row in enumerate(grid.body) if (x := row.bare.get(name.lower()))} if not held else {}
+    kinds = {q.kind for q in held.values()} or {"number"}
+    cells = {r: q.plain for r, q in held.items() if q.plain.width < 0.2} or bare
+    return _Factor(name, cells, c, kinds.pop()) if len(kinds) == 1 else None
 
 
-def _odd_row(grid: Grid, held: Columns, target: int, signs: dict[int, int], found: set[int]) -> Iterator[Finding]:
-    rows = [r for r in held[target] if all(r in held[c] for c in signs)]
+def _odd_row(
+    grid: Grid, target: _Factor, some: tuple[_Factor, ...], signs: tuple[int, ...], timed: bool, found: set[int]
+) -> Iterator[Finding]:
+    rows = [r for r in target.cells if all(r in f.cells for f in some)]
     made = dict.fromkeys(rows, exact(1.0))
-    for c, sign in signs.items():
-        made = {r: made[r] * held[c][r] if sign > 0 else made[r] / held[c][r] for r in rows}
-    factors = {r: held[target][r] / made[r] for r in rows}
+    for f, sign in zip(some, signs, strict=True):
+        made = {r: made[r] * f.cells[r] if sign > 0 else made[r] / f.cells[r] for r in rows}
+    factors = {r: target.cells[r] / made[r] for r in rows}
     middle = sorted(f.mid for f in factors.values())[len(rows) // 2] if len(rows) > 3 else 0.0
     odd = [r for r in rows if not factors[r].meets(middle, 0.002)]
-    q = grid.body[odd[0]].figure(target) if middle and len(odd) == 1 else None
-    if q is None or odd[0] in found or not _varies(made[r] for r in rows if r not in odd):
+    exactly = len(odd) == 1 and all(f.width < 0.05 for f in factors.values())
+    if timed and not exactly:
+        odd = [r for r in rows if not factors[r].meets(middle, FIT)]
+    elif not exactly:
+        return
+    q = grid.body[odd[0]].figure(target.column) if middle and len(odd) == 1 else None
+    if q is None or odd[0] in found or not (timed or _varies(made[r] for r in rows if r not in odd)):
         return
     off = (factors[odd[0]] / middle).mid
     whole = round(max(off, 1 / off))  # of two passes, of four runs
-    baseline = any(x.mid == 1 for x in (held[c][odd[0]] for c in (target, *signs)))
-    if abs(off - 1) > 0.03 and abs(max(off, 1 / off) / whole - 1) > 0.02 and not baseline:
+    other = any(x.mid == 1 for x in (f.cells[odd[0]] for f in (target, *some)))  # a baseline
+    row, should = grid.body[odd[0]], middle * made[odd[0]].mid
+    other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
+    # Another shape alone may be another work.
+    used = {f.name.rstrip("²³").lower() for f in some}
+    other |= timed and all(_work(row, used) != _work(r, used) for r in grid.body if r is not row)
+    least = 0.03 if exactly else 0.15
+    if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > 0.02 and not other:
         found.add(odd[0])
-        names, should = (
-            " and ".join(grid.header[c] for c in signs),
-            si(middle * made[odd[0]].mid, UNIT_OF.get(q.kind, "")),
-        )
-        message = (
-            f"{grid.header[target]} follows from {names} in all other rows; here it would be {should}, not {q.text}"
-        )
-        yield finding(QUESTION, "proportion", f"{message}: is it of the same work?", q)
+        names = " and ".join(f.name for f in some)
+        rule = "intensity" if {target.kind, some[0].kind} == {"rate", "bandwidth"} else "proportion"
+        figure = f"{si(should, UNIT_OF.get(q.kind, ''))}, not {q.text}"
+        message = f"{target.name} follows from {names} in all other rows; here it would be {figure}"
+        yield finding(QUESTION, rule, f"{message}: is it of the same work?", q)
 
 
 def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:

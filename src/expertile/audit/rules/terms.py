@@ -42,7 +42,9 @@ _NOT_ALL = (
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
     r"pipelined|window"
 )
-_SHARED = r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|\beach(?! (?:stream|user|request|client))"
+_SHARED = (
+    r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|\beach(?! (?:stream|user|request|client))"
+)
 _COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
