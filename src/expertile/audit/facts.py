@@ -87,6 +87,7 @@ _NODES = re.compile(
     r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having)|"
     r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b"
 )
+_CUBE = re.compile(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 
 # A word that names a number format, and phrases of several words.
@@ -197,6 +198,7 @@ def facts(text: str) -> Facts:
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]
     stated["tuples"] = [*(tuple(int(g) for g in m.groups() if g) for m in tuples)]
+    stated["tuples"] += [(int(m[1]),) * 3 for m in _CUBE.finditer(text)]
     each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
     return Facts(each, bool(_FOREIGN.search(text)))
 

@@ -214,7 +214,9 @@ class Grid:
         return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
 
 
+_ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
 _MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
+_COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
@@ -334,6 +336,8 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)
             numbered = [[replace(q, column=c) for c, q in enumerate(row.quantities)] for row in rows]
             held = [replace(r, quantities=q, own=r.facts.sizes) for r, q in zip(rows, numbered, strict=True)]
+            for row in held:
+                row.bare = {m[1].lower(): float(m[2]) for m in _COUNTED.finditer(row.text)}
             yield Grid(block, labels, held, False)
 
 
@@ -358,6 +362,8 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
             unit = units[column] or (by_row if column else None) or NO_UNIT
             if plain and not plain[2] and unit.kind in ("number", "other", "items", "params"):
                 row.bare[name.strip().lower()] = float(plain[1].replace(",", ""))
+            elif argument := _ARGUMENT.search(cell):
+                row.bare[f"{name.strip().lower()} /"] = float(argument[1] or argument[2])
             if size and plain and unit.kind in ("number", "other"):
                 row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
                 continue

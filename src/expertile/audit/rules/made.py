@@ -50,7 +50,6 @@ class Made:
     counts: dict[int, list[float]] = field(default_factory=dict)
     direct: bool = True
     free: bool = False
-    slack: float = 0.15
     off: float = 1.0  # by which power of a thousand every row is off
 
     @property
@@ -67,9 +66,8 @@ class Made:
     def excused(self, r: int, q: Quantity) -> bool:
         """Whether another convention gives the figure."""
         off = q.plain / self.all_forms(r)[0]
-        whole = (max(1.0, round(off.mid)), 1 / max(1.0, round(1 / off.mid))) if self.free else ()
         counted = (f for n in self.counts.get(r, ()) for f in (n, 1 / n))
-        return any(off.meets(f, FIT) for f in (*self.also, *counted)) or any(off.meets(f, 0.04) for f in whole)
+        return any(off.meets(f, FIT) for f in (*self.also, *counted))
 
     def score(self, targets: Cells, telling: list[int]) -> int:
         """The rows that confirm it; 0 where more than one in three does not. A wide one confirms nothing."""

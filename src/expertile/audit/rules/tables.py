@@ -45,10 +45,12 @@ def proportions(report: Report) -> Iterator[Finding]:
     """A column that another makes, or two, but for one constant: to the last digit in all rows but one; a rate and its
     time, which may be of one work, less exactly. It asks."""
     for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
+        names = [*(h.strip() for h in grid.header)]
+        names += [n for n in grid.body[0].bare if n not in [h.lower() for h in names]]
         held = [
             f
-            for c in range(len(grid.header))
-            if (f := _factor(grid, c)) and (f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values()))
+            for c, name in enumerate(names)
+            if (f := _factor(grid, name, c)) and (f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values()))
         ]
         held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
         sizes = [f for f in held if f.kind in ("number", *_SIZES) and all(x.mid % 1 == 0 for x in f.cells.values())]
@@ -89,10 +91,9 @@ def _varies(values: Iterable[Interval]) -> bool:
     return max(mids, default=0) > 1.2 * min(mids, default=0)
 
 
-def _factor(grid: Grid, c: int) -> _Factor | None:
+def _factor(grid: Grid, name: str, c: int) -> _Factor | None:
     """The figures of a column, or its whole numbers."""
     held = {r: q for r, row in enumerate(grid.body) if (q := row.figure(c))}
-    name = grid.header[c].strip()
     bare = {r: exact(x) for r, row in enumerate(grid.body) if (x := row.bare.get(name.lower()))} if not held else {}
     kinds = {q.kind for q in held.values()} or {"number"}
     cells = {r: q.plain for r, q in held.items() if q.plain.width < 0.2} or bare
@@ -159,13 +160,11 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         whole = tuple(f"of line {row.line}" for r, row in enumerate(grid.rows) if cells[r] is None)
         made = [m for m in made if m.name.endswith(("of the sum", "of the total", *whole))]
     scored = [(n, m) for m in made if (n := m.score(targets, [*told]))]
-    if any(s > 2 and not m.free for s, m in scored):
-        scored = [(s, m) for s, m in scored if not m.free]
 
     def exactly(m: Made, held: Cells) -> int:
         return sum(r in m.cells and m.fits(r, q, 0.0) for r, q in held.items())
 
-    ranked = ((s + 2 * exactly(m, told) - m.free, m.direct, m.name[-2:] == "1x", -i) for i, (s, m) in enumerate(scored))
+    ranked = ((s + 2 * exactly(m, told), m.direct, m.name[-2:] == "1x", -i) for i, (s, m) in enumerate(scored))
     *_, at = max(ranked, default=(0,))
     if not scored:
         return
@@ -192,7 +191,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         return  # it suits the rows roughly; rates that are all alike suit any of them so
     # Where the rows agree to their last digit, so must every other.
     slack = 0.01 if score >= 3 and good >= score else ODD / 2 if good >= score > 1 else ODD
-    slack = slack if quotient else best.slack if best.free else max(slack, 0.04 if score > 2 or slack < ODD else 0.1)
+    slack = slack if quotient else 0.15 if best.free else max(slack, 0.04 if score > 2 or slack < ODD else 0.1)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
     ask = best.free or len(odd) > 1  # of one error, one row
@@ -220,8 +219,7 @@ def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:
     if best.quotient:
         return finding(INCONSISTENT, "ratio", wrong(t.text, x, q, best.name), q, lines=t.lines)
     should = f"{100 * x:.3g} %" if q.kind == "percent" else si(x, UNIT_OF.get(q.kind, ""))
-    like = f"the other rows' {best.name}" if best.free else t.text
-    message = f"{like} is {should}, not {q.text}"
+    message = f"{t.text} is {should}, not {q.text}"
     verdict = QUESTION if ask else INCONSISTENT
     return finding(verdict, best.rule, message + ": is it of the same work?" * ask, q, lines=t.lines)
 
