@@ -24,7 +24,7 @@ from expertile.device import Device
 
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
-    *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, totals.totals, totals.orders),
+    *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, told.twins, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
     *(
         claims.ranges,

@@ -56,7 +56,7 @@ _COUNTED = {
     "kv_heads": re.compile(rf"({_INT})[ -](?i:(?:kv|key[-/ ]value|k/v) heads)\b"),
     "layers": re.compile(rf"({_INT})[ -](?i:(?:transformer |decoder |hidden )?layers)\b"),
     "elements": re.compile(rf"({_INT}) (?i:(?:fp\d+ |float\d* )?(?:elements|floats))\b"),
-    "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS](\d+)\b|{_EACH[0]}"),
+    "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS] ?(\d+)\b|{_EACH[0]}"),
     "seq": re.compile(
         rf"{_EACH[1]}|({_INT}) (?:(?:output|generated|new|prompt|input) )?tokens each\b|"
         rf"(?:prompt|sequence|context|request)s? (?:length )?of ({_INT}) tokens"
@@ -73,7 +73,7 @@ _COUNTED = {
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
-    r"rank|tokens|layers|elem|floats|matmul|gemm|\bbs\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
+    r"rank|tokens|layers|elem|floats|matmul|gemm|\bbs ?\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
 )
 _LENGTHS = re.compile(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new")
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
@@ -164,7 +164,8 @@ def _int(text: str) -> float:
 
 
 _BARE = re.compile(
-    r"(?i)\b(the|my|an?|our|your|one|single|dual|this) ([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
+    r"(?i)\b(the |my |an? |our |your |one |single |dual |this |(?=\d0\d0 (?:FE|founders|card)\b))"
+    r"([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
 )  # "my 3090"
 _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
@@ -174,7 +175,7 @@ def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
     stated: dict[str, list[Any]] = {
         "formats": _formats(text),
-        "devices": find_in_text(_BARE.sub(r"\1 RTX \2", _PLURAL.sub(r"\1", text))),
+        "devices": find_in_text(_BARE.sub(r"\1RTX \2", _PLURAL.sub(r"\1", text))),
     }
     text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
     if any(c.isdigit() for c in text):

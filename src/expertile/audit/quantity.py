@@ -79,6 +79,7 @@ _CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.part
 _TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
 _TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
 _ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
+_PERCENTILE = re.compile(r"\b[Pp]ercentile ?\((\d\d(?:\.\d+)?) ?%?\)")
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _WIDE = str.maketrans(
@@ -93,6 +94,7 @@ def clean(text: str) -> str:
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
     text = _ONE_OF.sub("1.00 ", text)
+    text = _PERCENTILE.sub(r"p\1", text) if "ercentile" in text else text
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text

@@ -171,7 +171,14 @@ def _is_paragraph(lines: list[Line]) -> bool:
         _WRAPPED.match(line.text) and (i == 0 or not _MARKED.match(line.text)) for i, line in enumerate(lines)
     )
     words = all(len(re.findall(r"[A-Za-z]{2,}", line.text)) > 5 for line in lines[:-1])
-    return len(lines) > 1 and wrapped and words and all(len(line.text) > 0.7 * longest > 40 for line in lines[:-1])
+    other = len({re.sub(r"[\d.,]+", "0", line.text) for line in lines}) == len(lines)  # lines alike are a log's
+    return (
+        len(lines) > 1
+        and other
+        and wrapped
+        and words
+        and all(len(line.text) > 0.7 * longest > 40 for line in lines[:-1])
+    )
 
 
 def _csv(lines: list[Line]) -> list[Block]:

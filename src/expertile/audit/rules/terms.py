@@ -218,6 +218,7 @@ def weights(row: Row, q: Quantity) -> Term | None:
     held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
     held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}")]
     formats = row.facts.of("formats") or report.everything.of("formats")
+    held = [b for b in held if b in row.quantities] or held
     if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
     if n and len(formats) == 1:

@@ -301,15 +301,34 @@ def retold(report: Report) -> Iterator[Finding]:
     """Each figure of a sentence against the tables within forty lines of it."""
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text)):
-        near = [g for g in near_grids(report, row) if g.drawn]
+        above = near_grids(report, row)
+        near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
         for q in row.quantities if near else ():
             if q.value.mid and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
-                if q.kind in ("ratio", "percent"):
+                if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in near])
-                elif q.kind in TYPED:
+                elif q.kind in TYPED and near[0].drawn:
                     yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
+
+
+def twins(report: Report) -> Iterator[Finding]:
+    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
+    records: dict[tuple[str, ...], list[Row]] = {}
+    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
+        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
+    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
+    blocks = {r.block for of in records.values() for r in of}
+    for row in report.lines_of_text if pairs else ():
+        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
+            past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+            said = f" {' '.join(_WORDS.findall(row.text[past : q.start].lower()))} "
+            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
+                name = " ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", a.label).lower()))
+                same = _may_be(q, a.plain / b.plain, _change(row, q, True, 40), 0.02)
+                if len(name) > 3 and f" {name} " in said and not same:
+                    yield _wrong(q, [a, b], False)
 
 
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]) -> Iterator[Finding]:
