@@ -119,7 +119,8 @@ _OF_SOME = re.compile(
 
 def _portion(row: Row) -> Iterator[Finding]:
     """ "41,000 of 50,000 requests (82 %)"."""
-    q, m = row.only("percent"), _OF_SOME.findall(row.text)
+    q = row.only("percent")
+    m = _OF_SOME.findall(row.text) if q else []
     if not q or len(m) != 1 or not re.search(r"\bof\b", row.text[max(0, q.start - 70) : q.end + 70]):
         return
     whole, part = (exact(float(x.replace(",", ""))) for x in ((m[0][0], m[0][1]) if m[0][0] else (m[0][3], m[0][2])))
