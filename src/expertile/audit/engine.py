@@ -64,7 +64,10 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
     except RecursionError:
         raise ValueError(f"{name or 'standard input'}: expected a report, got data nested too deeply") from None
     explained = _EXPLAINED.search(text) is not None
-    found = [_voiced(finding, report.lines, explained) for rule in RULES for finding in rule(report)]
+    found = [f for rule in RULES for f in rule(report)]
+    if explained and not re.search(limits.COLD, report.text):
+        found = [f for f in found if f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
+    found = [_voiced(finding, report.lines, explained) for finding in found]
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))
 

@@ -29,7 +29,7 @@ _CACHED = re.compile(
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
-_COLD = r"cold|(?<!without )flush|rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
+COLD = r"cold|(?<!without )flush|rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 # Beside one GPU of which the number is not stated.
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
@@ -122,7 +122,7 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     certain = 1.0 if sure and not other and one_part else math.inf
     slack = 1.1 if "GeForce" in device.name else 1.04
     # Where the text speaks of caches and of no cold one, they may have held it.
-    held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, _COLD)
+    held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, COLD)
     if not held and (not other or (big and other[0] == "effective")):
         ask = "did the data fit in a cache?"
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)

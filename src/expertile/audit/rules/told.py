@@ -370,7 +370,10 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     bound = not q.exact or _BEST.search(_near(row, q, 48, 24))
     more = bound and q.kind == "ratio" and _mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     change = _change(row, q, True, 40)
-    if more or (made and not bound and not any(_may_be(q, exact(x), change, 0.04) for x in made)):
+    # Of rows that it does not name it speaks right beside them.
+    named = mean or held[0][1] is not held[0][0].rows
+    beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
+    if more or (made and not bound and (named or beside) and not any(_may_be(q, exact(x), change, 0.04) for x in made)):
         rule = "headline" if bound else "total" if mean else "retold"
         gains = [_mid(q)] if q.kind == "ratio" else [1 + _mid(q), 1 / max(1 - _mid(q), 0.01)]
         off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
