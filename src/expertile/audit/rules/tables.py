@@ -1,8 +1,9 @@
 """Down a table: what a column is made of is found out from the rows that agree; the row that does not is accused."""
 
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -38,7 +39,7 @@ class _Factor:
     cells: dict[int, Interval]
     column: int
     kind: str
-    power: int = 1
+    grown: bool = False
 
 
 def proportions(report: Report) -> Iterator[Finding]:
@@ -55,9 +56,9 @@ def proportions(report: Report) -> Iterator[Finding]:
         held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
         sizes = [f for f in held if f.kind in ("number", *_SIZES) and all(x.mid % 1 == 0 for x in f.cells.values())]
         powers = [
-            replace(f, name=f.name + way, power=n, cells={r: exact(x.mid**n) for r, x in f.cells.items()})
+            replace(f, name=f.name + way, grown=True, cells={r: exact(of(x.mid)) for r, x in f.cells.items()})
             for f in [f for f in sizes if f.kind == "number"][:4]
-            for n, way in ((2, "²"), (3, "³"))
+            for way, of in _POWERS.items()
         ]
         found = set[int]()
         for n, target in itertools.product((1, 2), held[::-1]):
@@ -66,11 +67,17 @@ def proportions(report: Report) -> Iterator[Finding]:
                 timed = target.kind in _RATES and any(f.kind in _TIMED for f in some)
                 chosen = all(f in sizes for f in (target, *some))
                 few = n == 2 and not timed and len(grid.body) < 5
-                if not (chosen or few or len({f.column for f in some}) < n or (not timed and some[-1].power > 1)):
+                if not (chosen or few or len({f.column for f in some}) < n or (not timed and some[-1].grown)):
                     for signs in itertools.product((1, -1), repeat=n) if not timed else [_signs(some)]:
                         yield from _odd_row(grid, target, some, signs, timed, found)
 
 
+# What work may grow with, beside a size itself.
+_POWERS: dict[str, Callable[[float], float]] = {
+    "²": lambda x: x**2,
+    "³": lambda x: x**3,
+    " log": lambda x: x * math.log(x),
+}
 _SIZES, _RATES, _TIMED = ("bytes", "tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
 
 
@@ -124,7 +131,7 @@ def _odd_row(
     row, should = grid.body[odd[0]], middle * made[odd[0]].mid
     other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
     # Another shape alone may be another work.
-    used = {f.name.rstrip("²³").lower() for f in some}
+    used = {re.sub("²|³| log$", "", f.name).lower() for f in some}
     other |= timed and all(_work(row, used) != _work(r, used) for r in grid.body if r is not row)
     least = 0.03 if exactly else 0.15
     if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > 0.02 and not other:
