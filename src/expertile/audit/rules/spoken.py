@@ -42,9 +42,8 @@ def spoken(report: Report) -> Iterator[Finding]:
         grids = [g for g in near_grids(report, row) if len(g.body) > 2]
         for q in row.quantities if grids and not APART.search(row.text) else ():
             if q.exact and q.value.mid and q.line not in {r.line for g in grids for r in g.rows}:
-                yield from _mean(row, q, grids)
+                yield from _summary(row, q, grids)
                 yield from _extreme(row, q, grids)
-                yield from _sum(row, q, grids)
 
 
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:
@@ -58,46 +57,30 @@ def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]
 _OVER = r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b"
 
 
-def _is_end(q: Quantity, grids: list[Grid]) -> bool:
-    """Whether a figure is the least or the most of a column."""
-    columns = [sorted(held, key=lambda x: x.value.mid) for _, held in _columns(q, grids)]
-    return any(x.value.meets(q.value) for held in columns for x in (held[0], held[-1]))
-
-
-def _mean(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
-    over = re.search(_OVER, row.text) or any(o is not q and _is_end(o, grids) for o in row.of(q.kind))
-    said = over and next((ways for form, ways in _SAID if re.search(f"(?i){form}[^.;]*$", q.label[-40:])), ())
-    columns = _columns(q, grids)
-    if not said or not 0 < len(columns) < 3:
-        return
-    made = [(ways([x.value.mid for x in held]), held) for _, held in columns for ways in said]
-    # Of half the rows each, of sums.
-    open_ = max((x.value.width for _, held in columns for x in held), default=0.0) / 4
-    if not any(q.value.meets(Interval(m * (1 - open_), m, m * (1 + open_)), 0.012) for m, _ in made):
-        m, held = min(made, key=lambda each: abs(each[0] / q.value.mid - 1))
-        if 0.5 < m / q.value.mid < 2:
-            message = (
-                f"the mean of lines {held[0].line}–{held[-1].line} is {si(m, UNIT_OF.get(q.kind, ''))}, not {q.text}"
-            )
-            yield finding(
-                QUESTION, "total", f"{message}: which rows does it count?", q, lines=tuple(x.line for x in held)
-            )
-
-
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 
 
-def _sum(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
-    """The total of the one column of a table right above."""
+def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
+    """What is called the mean of a column, or the total of the one column of a table right above."""
+    said = (ways for form, ways in _SAID if re.search(f"(?i){form}[^.;]*$", q.label[-40:]))
+    ways = next(said, ()) if re.search(_OVER, row.text) else ()
     words = f"{q.label[-40:]}|{row.text[q.end : q.end + 16]}"
-    above = [g for g in grids if g.drawn and 0 < row.line - g.rows[-1].line < 5 and not any(r.summary for r in g.rows)]
-    columns = _columns(q, above) if q.kind in ("time", "bytes", "money", "energy") and _WHOLE.search(words) else []
-    if len(columns) == 1 and len(columns[0][1]) == len(columns[0][0].rows):
-        held = columns[0][1]
-        total = Interval(*(sum(getattr(x.plain, end) for x in held) for end in ("lo", "mid", "hi")))
-        if max(x.value.mid for x in held) < q.value.mid < 1.5 * total.mid and not q.value.meets(total, 0.015):
-            message = f"the sum of lines {held[0].line}–{held[-1].line} is {si(total.mid, UNIT_OF.get(q.kind, ''))}"
-            yield finding(QUESTION, "total", f"{message}, not {q.text}: which rows does it count?", q, *held)
+    total = not ways and q.kind in ("time", "bytes", "money", "energy") and bool(_WHOLE.search(words))
+    if total:
+        above = (g for g in grids if g.drawn and 0 < row.line - g.rows[-1].line < 5)
+        grids, ways = [g for g in above if not any(r.summary for r in g.rows)], (sum,)
+    columns = _columns(q, grids) if ways else []
+    if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
+        return
+    made = [(of([x.plain.mid for x in held]), held) for _, held in columns for of in ways]
+    open_ = max(sum(x.plain.hi - x.plain.lo for x in held) / sum(x.plain.mid for x in held) for _, held in columns) / 2
+    m, held = min(made, key=lambda each: abs(each[0] / q.value.mid - 1))
+    least = max(x.value.mid for x in held) if total else 0.0
+    near = 0.6 < m / q.value.mid < 1.8 and q.value.mid > least
+    if near and not any(q.value.meets(Interval(x * (1 - open_), x, x * (1 + open_)), 0.013) for x, _ in made):
+        name = f"the {'sum' if total else 'mean'} of lines {held[0].line}–{held[-1].line}"
+        message = f"{name} is {si(m, UNIT_OF.get(q.kind, ''))}, not {q.text}: which rows does it count?"
+        yield finding(QUESTION, "total", message, q, lines=tuple(x.line for x in held))
 
 
 def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
