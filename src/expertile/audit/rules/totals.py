@@ -11,7 +11,7 @@ from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import PEAK
-from expertile.audit.rules.made import TYPED, below
+from expertile.audit.rules.made import TYPED
 from expertile.audit.units import unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
@@ -41,7 +41,6 @@ def totals(report: Report) -> Iterator[Finding]:
             of = [q for row in grid.body if (q := row.figure(c))]
             if len(of) == len(grid.body) > 1:
                 yield from _whole(of, 1.02 + 0.005 * len(of), 1.0)
-        yield from _below(grid)
     for row in report.lines_of_text:
         yield from _listed(row)
     stages = [row for row in report.lines_of_text if report.blocks[row.block].kind != "prose"]
@@ -81,21 +80,6 @@ def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Ite
     if not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
         made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
         yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
-
-
-def _below(grid: Grid) -> Iterator[Finding]:
-    """The total below a profiler's table, where its rows' shares say how much of it they are."""
-    for c, s in itertools.product(grid.columns("time"), grid.columns("percent")) if grid.drawn else ():
-        words = [{*re.findall(r"\b(?!(?:time|total|[mun]s)\b)[a-z]+", grid.header[i].lower())} for i in (c, s)]
-        pairs = [(t, p) for row in grid.body if (t := row.figure(c)) and (p := row.figure(s))]
-        for row in below(grid) if words[0] == words[1] and len(pairs) > 2 else ():
-            q = row.only("time")
-            if q and words[0] <= {*row.text.lower().split()}:
-                whole = sum(t.value.mid for t, _ in pairs) / sum(p.value.mid for _, p in pairs)
-                fits = sum((t.value / p.value).meets(whole, FIT) for t, p in pairs)
-                if fits == len(pairs) and not q.value.meets(whole, FIT):
-                    message = f"the shares are of {si(whole, 's')}, not {q.text}: is it of the same run?"
-                    yield finding(QUESTION, "total", message, q, *(t for t, _ in pairs))
 
 
 def _whole(shares: list[Quantity], most: float, least: float) -> Iterator[Finding]:
