@@ -10,7 +10,6 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import own_words
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
@@ -62,9 +61,6 @@ def compression(report: Report) -> Iterator[Finding]:
             large, small = sorted(held, key=lambda b: -b.value.mid)
             yield from _beyond(large, small, bits, True)
         yield from _switched(row)
-        formats = [(facts(own_words(row, b)).of("formats"), b) for b in held if b.exact]
-        if one and len(formats) > 2 and all(len(f) == 1 for f, _ in formats):  # "13.5 GB in fp16, 7.2 GB in int8 and …"
-            yield from _column([(f[0], b) for f, b in formats], [])
     for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
         yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
     for grid in report.grids:

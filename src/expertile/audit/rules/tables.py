@@ -212,6 +212,13 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         excused = best.excused(r, targets[r])
         if not other and (not excused or (good >= score > 2 and len(odd) == 1)):
             yield _broken(best, targets[r], r, ask or excused)
+    mean = sum(t.value.mid for t in targets.values()) / len(targets)
+    for r, row in enumerate(grid.rows) if quotient else ():
+        s = cells[r] if row.summary and r in best.cells else None
+        if s and s.exact and s.value.meets(mean, FIT) and not best.fits(r, s, FIT):
+            x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
+            message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
+            yield finding(QUESTION, "mean of ratios", message, s)
 
 
 def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:

@@ -79,8 +79,7 @@ def _wrong(q: Quantity, pair: list[Quantity], sure: bool = True) -> Finding:
 
 def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
-    mixed = [r for grid in report.grids for r in grid.body if any(_OUTCOME.search(q.after) for q in r.of("ratio"))]
-    for whole in (*report.rows, *mixed):
+    for whole in report.rows:
         said = [q for q in map(_at_least, whole.of("ratio", "percent")) if q.exact and _mid(q)]
         said = [q for q in said if not _NO_RATIO.search(q.words) or re.search(r"(?i)\b(?:sav|cut)\w*\W*$", q.label)]
         said = [q for q in said if not _POINTS.search(q.text)]
@@ -233,9 +232,6 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
                 lent = every if len(every) == len(here) == 2 else lent  # "Before: … After: …"
             more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
             own += lent if len(lent) + len(own) == 2 or more else []
-        if len(own) == 1 and re.match(r"\W*(?:faster than )?real[- ]?time", tail):  # of what was said to be played
-            rows = [r for r in row.report.lines_of_text if r.block == row.block and r.line <= row.line and r is not row]
-            own += [x for r in rows for x in r.of("time")][:2]
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         several = [
