@@ -7,6 +7,7 @@ import pytest
 from expertile.cli.parts import parts
 from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec
+from expertile.lab.bench.presets import preset
 from expertile.lab.ladder import RUNGS
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.workloads import ragged_m
@@ -26,6 +27,16 @@ def test_each_preset_has_a_part_and_inline_workloads_one_of_their_own():
     assert softmax.backends == () and softmax.op_workloads == softmax.workloads
     assert {o.name for o in softmax.operators} == {w.op for w in presets()["softmax-v100"]()}
     assert custom.workloads == (INLINE,)
+
+
+def test_a_cpu_is_spared_rungs_that_would_take_it_minutes():
+    (ladder,) = parts(BenchSpec(presets=("ladder",)), CPU)
+    spared = {w.name: w.unsupported for w in ladder.workloads}
+    assert spared.pop("decode") == ""
+    assert spared["moe-ffn-up"] == "needs a GPU: more than 20 GFLOP a call"
+    assert all("needs a GPU" in reason for reason in spared.values())
+    (whole,) = parts(BenchSpec(presets=("ladder",)), H200)
+    assert whole.workloads == preset("ladder")
 
 
 def test_a_cpu_is_spared_the_large_sizes_unless_it_asks_for_them():

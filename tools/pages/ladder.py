@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from expertile.lab.ladder import RUNGS
-from expertile.lab.ladder.workloads import PRESET
 from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
 from tools.pages.recorded import NOT_MEASURED, versions
 
+PRESET = "ladder"
 # Report 000, table of 2025-10-13, RTX 3090: time of its generated kernel over that of its expert kernel.
 _REPORT_000 = {"64x1024": 16.5123 / 3.8118, "16x2048": 28.2677 / 7.3063}
 

@@ -13,7 +13,6 @@ from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec
 from expertile.lab.flashinfer import load, operator, workload
 from expertile.lab.ladder import RUNGS
-from expertile.lab.ladder.workloads import for_device as ladder_for_device
 from expertile.lab.operators import Operator, end_to_end, for_cpu, operators
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
@@ -24,6 +23,7 @@ from expertile.suggest import one_of
 LADDER = "ladder"
 CUSTOM = "custom"
 _NAMED = 12  # so many names of workloads in an error
+_CPU_FLOPS = 2e10  # of a rung's call: about a second on a few cores
 COMPILED = "torch.compile"  # it takes a CPU ten seconds and more to compile for each workload
 
 
@@ -70,8 +70,8 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
     every = spec.workloads()
     spared = device.kind == "cpu" and not spec.full and name != CUSTOM
     workloads = for_cpu(every) if spared else every
-    if name == LADDER:
-        workloads = tuple(ladder_for_device([w for w in workloads if isinstance(w, GroupedWorkload)], device))
+    if name == LADDER and device.kind != "cuda":
+        workloads = tuple(map(_within_minutes, workloads))
     products = any(isinstance(w, GroupedWorkload) for w in workloads)
     racing = (RUNGS if name == LADDER else BACKENDS) if products else ()
     rivals = [operators()[op] for op in dict.fromkeys(w.op for w in workloads if not isinstance(w, GroupedWorkload))]
@@ -92,6 +92,12 @@ def _part(name: str, spec: BenchSpec, device: Device) -> Part:
         also = "" if compiled else f" and {COMPILED}"
         note = f"{name}: {sizes}{also} are left out, since a CPU takes long over them; --full measures them too"
     return Part(name, workloads, backends, left, candidates, note)
+
+
+def _within_minutes(w: Workload) -> Workload:
+    """A product of the ladder as a CPU has it: one that would take minutes is listed with the reason."""
+    slow = isinstance(w, GroupedWorkload) and w.problem("cpu").work().flops > _CPU_FLOPS
+    return replace(w, unsupported=f"needs a GPU: more than {_CPU_FLOPS / 1e9:.0f} GFLOP a call") if slow else w
 
 
 def _check_names(spec: BenchSpec) -> None:

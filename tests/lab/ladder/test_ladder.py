@@ -7,9 +7,9 @@ import torch
 
 from expertile.device import Device
 from expertile.lab import ladder
+from expertile.lab.bench.presets import preset
 from expertile.lab.bench.run import run
 from expertile.lab.ladder import RUNGS
-from expertile.lab.ladder.workloads import for_device, ladder_workloads
 from expertile.lab.race.workloads import ragged_m
 from expertile.ops.grouped_mm.problem import Layout
 
@@ -31,7 +31,7 @@ def test_eight_rungs_in_order():
 
 def test_every_rung_is_one_short_file_that_says_what_changed():
     folder = Path(ladder.__file__).parent
-    rungs = [p for p in folder.glob("*.py") if p.name[0] != "_" and p.name != "workloads.py"]
+    rungs = [p for p in folder.glob("*.py") if p.name[0] != "_"]
     assert len(rungs) == len(RUNGS)
     for path in rungs:
         text = path.read_text()
@@ -40,7 +40,7 @@ def test_every_rung_is_one_short_file_that_says_what_changed():
 
 
 def test_workloads():
-    found = {w.name: w for w in ladder_workloads()}
+    found = {w.name: w for w in preset("ladder")}
     assert {n: (w.groups, w.m, w.k, w.n) for n, w in found.items()} == {
         "moe-ffn-up": (8, 16384, 4096, 14336),
         "64x1024": (64, 65536, 1024, 1024),
@@ -51,13 +51,13 @@ def test_workloads():
 
 
 def test_an_h200_runs_every_rung_on_every_workload():
-    for workload in ladder_workloads():
+    for workload in preset("ladder"):
         problem = workload.problem("cuda")
         assert [rung.supports(problem, H200) for rung in RUNGS] == [None] * len(RUNGS)
 
 
 def test_panels_are_higher_than_one_tile_row_where_a_group_has_several():
-    up = next(w for w in ladder_workloads() if w.name == "moe-ffn-up").problem("cuda")
+    up = next(w for w in preset("ladder") if w.name == "moe-ffn-up").problem("cuda")
     (tma,), (ordered,) = RUNGS[5].configs(up, H200), RUNGS[6].configs(up, H200)
     assert tma.group_m == 1 and ordered.group_m > 4
     assert (tma.block_m, tma.block_n, tma.num_stages) == (ordered.block_m, ordered.block_n, ordered.num_stages)
@@ -79,11 +79,3 @@ def test_on_a_cpu_loop_and_bmm_run_and_the_others_say_what_they_need():
     assert status["1_naive_loop"] == status["2_padded_bmm"] == ("ok", "")
     for rung in RUNGS[2:]:
         assert status[rung.name][0] == "unsupported" and status[rung.name][1].startswith("needs")
-
-
-def test_a_cpu_is_spared_what_would_take_it_minutes():
-    spared = {w.name: w.unsupported for w in for_device(ladder_workloads(), Device.current("cpu"))}
-    assert spared.pop("decode") == ""
-    assert spared["moe-ffn-up"] == "needs a GPU: more than 20 GFLOP a call"
-    assert all("needs a GPU" in reason for reason in spared.values())
-    assert for_device(ladder_workloads(), H200) == ladder_workloads()

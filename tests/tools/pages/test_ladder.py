@@ -4,8 +4,8 @@ import re
 import textwrap
 from pathlib import Path
 
+from expertile.lab.bench.presets import preset
 from expertile.lab.ladder import RUNGS
-from expertile.lab.ladder.workloads import ladder_workloads
 from tests.lab.records import timed, untimed
 from tools.pages.ladder import NOT_MEASURED, blocks
 
@@ -17,7 +17,7 @@ NAMES = [rung.name for rung in RUNGS]
 def records(run="r1", rungs=NAMES, date="2026-11-21", policy="graph"):
     """Rung r (from 1) takes 9 - r ms, the baseline `dense` 0.5 ms."""
     found = []
-    for workload in ladder_workloads():
+    for workload in preset("ladder"):
         common = dict(
             workload=f"ladder/{workload.name}",
             shape=workload.shape(),

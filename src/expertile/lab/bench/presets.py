@@ -14,7 +14,6 @@ from typing import Any
 from expertile.device import Device
 from expertile.lab import operators
 from expertile.lab.bench import sweeps
-from expertile.lab.ladder.workloads import ladder_workloads
 from expertile.lab.operators import end_to_end
 from expertile.lab.operators.products import REAL_MODELS, model_products
 from expertile.lab.race.operator import Workload
@@ -80,60 +79,71 @@ def _models(
     return out
 
 
-def _anchors(seed: int = 0) -> list[GroupedWorkload]:
-    """Grouped products and weight gradients at the sizes of well-known models, bf16, weights [G, N, K]."""
-    forward = (  # name, groups, rows, K, N, routing, top-k
-        ("moe-ffn-up", 8, 16384, 4096, 14336, "uneven(0.15)", 1),
-        ("mixtral-zipf", 8, 16384, 4096, 14336, "zipf(1)", 1),
-        ("mixtral-small", 8, 2048, 4096, 14336, "uniform", 2),
-        ("g128-gate-up", 128, 262144, 4096, 2048, "uniform", 8),
-        ("g128-down", 128, 262144, 1024, 4096, "uniform", 8),
-        ("g64-up", 64, 65536, 4096, 11008, "uniform", 8),
-        ("g8-wide-k", 8, 32768, 7168, 4096, "uniform", 2),
-        ("64x1024", 64, 65536, 1024, 1024, "balanced", 1),
-        ("32x2048", 32, 65536, 2048, 2048, "balanced", 1),
-        ("8x1024", 8, 8192, 1024, 1024, "balanced", 1),
-        ("16x512", 16, 8192, 512, 512, "balanced", 1),
-        ("decode-g128-128", 128, 128, 2048, 1536, "balanced", 8),
-        ("decode-g128-1024", 128, 1024, 2048, 1536, "uniform", 8),
-        ("decode-g256-1024", 256, 1024, 7168, 4096, "zipf(1)", 8),
-        ("prefill-g256-65536", 256, 65536, 7168, 4096, "zipf(1)", 8),
-    )
-    gradient = (  # name, groups, rows, M, N, routing, top-k
-        ("wgrad-moe-ffn-up", 8, 16384, 4096, 14336, "uneven(0.15)", 1),
-        ("wgrad-g128-gate-up", 128, 262144, 4096, 2048, "uniform", 8),
-        ("wgrad-g128-down", 128, 262144, 1024, 4096, "uniform", 8),
-        ("wgrad-g64-up", 64, 65536, 4096, 11008, "uniform", 8),
-        ("wgrad-g128-8192", 128, 8192, 2048, 768, "uniform", 8),
-        ("wgrad-g256-65536", 256, 65536, 2048, 1024, "zipf(1)", 8),
-    )
+# name, groups, tokens, top-k, K (of a gradient M), N, dtype, routing
+_Row = tuple[str, int, int, int, int, int, str, str]
+_ANCHORS: tuple[_Row, ...] = (
+    ("moe-ffn-up", 8, 16384, 1, 4096, 14336, "bf16", "uneven(0.15)"),
+    ("mixtral-zipf", 8, 16384, 1, 4096, 14336, "bf16", "zipf(1)"),
+    ("mixtral-small", 8, 1024, 2, 4096, 14336, "bf16", "uniform"),
+    ("g128-gate-up", 128, 32768, 8, 4096, 2048, "bf16", "uniform"),
+    ("g128-down", 128, 32768, 8, 1024, 4096, "bf16", "uniform"),
+    ("g64-up", 64, 8192, 8, 4096, 11008, "bf16", "uniform"),
+    ("g8-wide-k", 8, 16384, 2, 7168, 4096, "bf16", "uniform"),
+    ("64x1024", 64, 65536, 1, 1024, 1024, "bf16", "balanced"),
+    ("32x2048", 32, 65536, 1, 2048, 2048, "bf16", "balanced"),
+    ("8x1024", 8, 8192, 1, 1024, 1024, "bf16", "balanced"),
+    ("16x512", 16, 8192, 1, 512, 512, "bf16", "balanced"),
+    ("decode-g128-128", 128, 16, 8, 2048, 1536, "bf16", "balanced"),
+    ("decode-g128-1024", 128, 128, 8, 2048, 1536, "bf16", "uniform"),
+    ("decode-g256-1024", 256, 128, 8, 7168, 4096, "bf16", "zipf(1)"),
+    ("prefill-g256-65536", 256, 8192, 8, 7168, 4096, "bf16", "zipf(1)"),
+)
+_WGRADS: tuple[_Row, ...] = (
+    ("wgrad-moe-ffn-up", 8, 16384, 1, 4096, 14336, "bf16", "uneven(0.15)"),
+    ("wgrad-g128-gate-up", 128, 32768, 8, 4096, 2048, "bf16", "uniform"),
+    ("wgrad-g128-down", 128, 32768, 8, 1024, 4096, "bf16", "uniform"),
+    ("wgrad-g64-up", 64, 8192, 8, 4096, 11008, "bf16", "uniform"),
+    ("wgrad-g128-8192", 128, 1024, 8, 2048, 768, "bf16", "uniform"),
+    ("wgrad-g256-65536", 256, 8192, 8, 2048, 1024, "bf16", "zipf(1)"),
+)
+_CPU: tuple[_Row, ...] = (
+    ("cpu-4x256", 4, 1024, 1, 256, 256, "fp32", "balanced"),
+    ("cpu-4x256-ragged", 4, 1024, 1, 256, 256, "fp32", "zipf(1)"),
+    ("cpu-16x128", 16, 2048, 1, 128, 128, "fp32", "balanced"),
+    ("cpu-debug-gate-up", 4, 256, 2, 512, 2048, "bf16", "skewed"),
+    ("cpu-debug-down", 4, 256, 2, 1024, 512, "bf16", "skewed"),
+    ("cpu-debug-gate-up-fp32", 4, 128, 2, 512, 2048, "fp32", "skewed"),
+    ("cpu-many-experts", 32, 256, 4, 256, 512, "bf16", "uniform"),
+    ("cpu-many-experts-decode", 32, 8, 4, 512, 512, "bf16", "uniform"),
+    ("cpu-one-expert", 8, 512, 1, 512, 512, "bf16", "one-expert"),
+    ("cpu-half-empty", 8, 512, 1, 512, 512, "bf16", "half-empty"),
+)
+_LADDER: tuple[_Row, ...] = (  # one that compute limits, report 000's two largest lists of squares, one of decode
+    ("moe-ffn-up", 8, 16384, 1, 4096, 14336, "bf16", "uneven(0.15)"),
+    ("64x1024", 64, 65536, 1, 1024, 1024, "fp16", "balanced"),
+    ("16x2048", 16, 32768, 1, 2048, 2048, "fp16", "balanced"),
+    ("decode", 128, 128, 8, 2048, 1536, "bf16", "uniform"),
+)
+
+
+def _drawn(preset: str, rows: Sequence[_Row], seed: int, make: Any = ragged_m) -> list[GroupedWorkload]:
+    """Products with weights [G, N, K] passed transposed, or by `make`=`wgrad` weight gradients."""
     out = []
-    for make, shapes in ((ragged_m, forward), (wgrad, gradient)):
-        for name, groups, rows, first, n, routing, top_k in shapes:
-            base = make(name, "anchors", (0,) * groups, first, n, "bf16")
-            out += _route(base, routing, rows // top_k, top_k, seed)
+    for name, groups, tokens, top_k, first, n, dtype, routing in rows:
+        out += _route(make(name, preset, (0,) * groups, first, n, dtype), routing, tokens, top_k, seed)
     return out
+
+
+def _anchors(seed: int = 0) -> list[GroupedWorkload]:
+    """Grouped products and weight gradients at the sizes of well-known models."""
+    return _drawn("anchors", _ANCHORS, seed) + _drawn("anchors", _WGRADS, seed, wgrad)
 
 
 def _cpu(seed: int = 0) -> list[GroupedWorkload]:
     """Small products that a CPU multiplies in milliseconds and a GPU in microseconds: the layouts, row distributions
     and regimes (compute, decode, empty groups) that the large presets have."""
-    forward = (  # name, groups, K, N, dtype, routing, tokens, top-k
-        ("4x256", 4, 256, 256, "fp32", "balanced", 1024, 1),
-        ("4x256-ragged", 4, 256, 256, "fp32", "zipf(1)", 1024, 1),
-        ("16x128", 16, 128, 128, "fp32", "balanced", 2048, 1),
-        ("debug-gate-up", 4, 512, 2048, "bf16", "skewed", 256, 2),
-        ("debug-down", 4, 1024, 512, "bf16", "skewed", 256, 2),
-        ("debug-gate-up-fp32", 4, 512, 2048, "fp32", "skewed", 128, 2),
-        ("many-experts", 32, 256, 512, "bf16", "uniform", 256, 4),
-        ("many-experts-decode", 32, 512, 512, "bf16", "uniform", 8, 4),
-        ("one-expert", 8, 512, 512, "bf16", "one-expert", 512, 1),
-        ("half-empty", 8, 512, 512, "bf16", "half-empty", 512, 1),
-    )
-    out = []
-    for name, groups, k, n, dtype, routing, tokens, top_k in forward:
-        out += _route(ragged_m(f"cpu-{name}", "cpu", (0,) * groups, k, n, dtype), routing, tokens, top_k, seed)
-    return out + _route(wgrad("cpu-debug-wgrad", "cpu", (0,) * 4, 512, 1024, "bf16"), "skewed", 256, 2, seed)
+    gradient: _Row = ("cpu-debug-wgrad", 4, 256, 2, 512, 1024, "bf16", "skewed")
+    return _drawn("cpu", _CPU, seed) + _drawn("cpu", [gradient], seed, wgrad)
 
 
 def _route(
@@ -164,7 +174,7 @@ _GROUPED: Mapping[str, Callable[..., Sequence[GroupedWorkload]]] = MappingProxyT
         "scaling": sweeps.scaling,
         "skew": sweeps.skew,
         "cpu": _cpu,
-        "ladder": ladder_workloads,
+        "ladder": lambda seed=0: _drawn("ladder", _LADDER, seed),
         # Whole models are no workloads: `operators.end_to_end.measure` measures them itself.
         end_to_end.TRAIN: lambda: (),
         end_to_end.SERVE: lambda: (),
