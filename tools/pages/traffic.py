@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from expertile.device import Device
+from expertile.lab.race.operator import Workload
 from expertile.lab.race.record import MOVED_BYTES, SECONDS, Record
 from expertile.lab.report.contest import Contest, runs
 from expertile.lab.report.rows import Row, by
 from expertile.lab.report.units import MISSING, byte_rate, cell, markdown_table, micros, percent, significant, times
-from expertile.lab.traffic import Subject, formulas
+from expertile.lab.traffic import call, formulas
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
 from expertile.roofline import bound
 from tools.pages.markers import fill_file
@@ -99,7 +101,7 @@ def counted_block(counted: Sequence[Record]) -> str:
     body = [
         [
             f"`{c.op}`",
-            _call(Subject(c.op, tuple(c.shape.items()), c.dtype)),
+            _call(call(c.op, tuple(c.shape.items()), c.dtype)),
             c.backend,
             f"{c.details['launches']} / {c.details['model_launches']}",
             *(_mb(c.details[key]) for key in ("read", "model_read", "written", "model_written")),
@@ -199,9 +201,9 @@ def _race_lines(ours: Row, contest: Contest, device: Device) -> list[list[str]]:
     return lines
 
 
-def _call(subject: Subject) -> str:
+def _call(subject: Workload) -> str:
     """A call's dimensions in few words: 8192 × 8192; 4 × 16 × 4096² × 128."""
-    values = dict(subject.dims)
+    values: dict[str, Any] = dict(subject.dims)
     if "q_len" in values:
         causal = ", causal" if values["causal"] else ""
         heads = (

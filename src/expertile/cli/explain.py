@@ -12,7 +12,7 @@ from rich.markup import escape
 from expertile.cli.complete import gpus, operators_explained
 from expertile.cli.given import given
 from expertile.cli.output import print_json
-from expertile.cli.traffic import GROUPED, OPERATORS, OPTIONS, records_in, show_traffic, subject_of
+from expertile.cli.traffic import GROUPED, OPERATORS, OPTIONS, as_answer, records_in, show_traffic, subject_of
 from expertile.device import Device
 from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import ragged_m, wgrad
@@ -76,7 +76,7 @@ def explain(
         device = Device.by_name(gpu) if gpu else Device.current()
         explained = explain_subject(subject_of(op, of_operators, dtype), device, records_in(records))
         if as_json:
-            print_json(explained)
+            print_json(as_answer(explained))
         else:
             show_traffic(explained, measured, console)
         return

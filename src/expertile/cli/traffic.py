@@ -14,9 +14,10 @@ from rich.table import Column, Table
 from expertile.device import Device
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.operators import attention
+from expertile.lab.race.operator import Workload
 from expertile.lab.race.record import SECONDS, Record, read
 from expertile.lab.report.units import byte_rate, micros, percent, significant, times
-from expertile.lab.traffic import Step, Subject, Way, formulas
+from expertile.lab.traffic import Step, Way, formulas
 from expertile.lab.traffic.explain import Explained
 from expertile.lab.traffic.measured import measure
 from expertile.ops.attention.explain import explain_problem as explain_attention
@@ -33,7 +34,7 @@ _NAME = 19  # columns for the name of a kernel, so that the table fits a termina
 OPERATORS = (GROUPED, *formulas())
 
 
-def subject_of(op: str, given: Mapping[str, Any], dtype: str) -> Subject:
+def subject_of(op: str, given: Mapping[str, Any], dtype: str) -> Workload:
     """The call that the command line's options describe. ValueError for an option that the operator does not have."""
     if op not in formulas():
         raise ValueError(f"op: expected {one_of(op, OPERATORS)}")
@@ -69,6 +70,12 @@ def records_in(place: Path | None) -> list[Record] | None:
     return records
 
 
+def as_answer(explained: Explained) -> dict[str, Any]:
+    """What JSON says of a call: of the workload that it is, operator, dimensions and dtype."""
+    subject = {name: getattr(explained.subject, name) for name in ("op", "dims", "dtype")}
+    return vars(explained) | {"subject": subject}
+
+
 def show_traffic(explained: Explained, measured: bool, console: Console) -> None:
     """Print work, bound, ways and records of a call; with `measured` also what is counted here."""
     subject, ways = explained.subject, explained.ways
@@ -84,7 +91,7 @@ def show_traffic(explained: Explained, measured: bool, console: Console) -> None
 
 def _choices(explained: Explained) -> list[str]:
     """What "auto" takes; why, and what is expected, only where no record of this very call says what it takes."""
-    found = explain_attention(attention.problem(explained.subject.workload), explained.device)
+    found = explain_attention(attention.problem(explained.subject), explained.device)
     taken = f'"auto" takes {found.forward.backend.name} forward and {found.backward.backend.name} backward'
     if explained.achieved:
         return [taken + "."]
@@ -153,7 +160,7 @@ def _show_achieved(e: Explained, console: Console) -> None:
     _say(console, f"[dim]recorded {escape(first.date[:10])}, run {escape(first.run)}[/dim]")
 
 
-def show_measured(subject: Subject, ways: Sequence[Way], console: Console) -> None:
+def show_measured(subject: Workload, ways: Sequence[Way], console: Console) -> None:
     """Count the ways with Nsight Compute on this machine's GPU and print model and count side by side."""
     records = list(measure(subject, ways, capture_env(Device.current()), new_run_id()))
     reasons = dict.fromkeys(r.reason for r in records if r.reason)
@@ -186,7 +193,7 @@ def measured_table(records: Sequence[Record]) -> Table:
     return table
 
 
-def _told(subject: Subject) -> str:
+def _told(subject: Workload) -> str:
     sizes = {key: f"of {len(x)} groups, {sum(x)} rows" for key, x in subject.dims if isinstance(x, tuple)}
     dims = ", ".join(f"{key} {sizes.get(key, value)}" for key, value in subject.dims)
     return f"{subject.op}: {dims}, {subject.dtype}"

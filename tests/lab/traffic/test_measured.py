@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.record import MOVED_BYTES, Record
-from expertile.lab.traffic import formulas
+from expertile.lab.traffic import call, formulas
 from expertile.lab.traffic.measured import NO_GPU, measure
 from expertile.lab.traffic.ncu import Kernel, Profile
 from expertile.lab.traffic.runs import decode, encode
@@ -47,7 +45,7 @@ def test_the_child_is_told_subject_and_way():
 def test_subjects_survive_the_command_line():
     for op in formulas():
         assert decode(encode(subject(op))) == subject(op)
-    grouped = replace(SOFTMAX, op="grouped_mm", dims=(("group_sizes", (1, 2)), ("k", 3), ("n", 4)))
+    grouped = call("grouped_mm", (("group_sizes", (1, 2)), ("k", 3), ("n", 4)), "fp32")
     assert decode(encode(grouped)) == grouped
 
 

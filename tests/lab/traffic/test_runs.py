@@ -7,11 +7,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from expertile.lab.traffic import formulas
-from expertile.lab.traffic.model import OURS, Subject
+from expertile.lab.traffic.model import OURS, call
 from expertile.lab.traffic.runs import prepare, runnable
 from tests.lab.traffic.test_formulas import H200, SMALL, subject
 
-GROUPED = Subject("grouped_mm", (("group_sizes", (5, 0, 11)), ("k", 16), ("n", 24)), "bf16")
+GROUPED = call("grouped_mm", (("group_sizes", (5, 0, 11)), ("k", 16), ("n", 24)), "bf16")
 SUBJECTS = [
     *(subject(op) for op in SMALL),
     *(subject("attention", kv_heads=2, causal=causal) for causal in (False, True)),

@@ -289,4 +289,4 @@ def dense_work(w: Workload) -> Work:
     moved = 2 * rows * h + 3 * h * i  # x, out, weights
     if train:
         moved += 2 * rows * h + rows * i + 3 * h * i  # dy, dx, dact, gradients of the weights
-    return Work((18.0 if train else 6.0) * rows * h * i, float(w.torch_dtype.itemsize * moved))
+    return Work((18.0 if train else 6.0) * rows * h * i, float(w.itemsize * moved))

@@ -128,7 +128,7 @@ def quack(whole_vectors: bool = False) -> Supports:
 
     def supports(w: Workload, device: Device) -> str | None:
         reason = on_hopper(w, device)
-        if reason is None and whole_vectors and w["cols"] * w.torch_dtype.itemsize % 16:
+        if reason is None and whole_vectors and w["cols"] * w.itemsize % 16:
             return f"rows must be multiples of 16 bytes, got {w['cols']} {w.dtype} columns"
         return reason
 
@@ -137,14 +137,14 @@ def quack(whole_vectors: bool = False) -> Supports:
 
 def one_result(w: Workload) -> float:
     """Bytes of a result [rows, cols]."""
-    return float(w["rows"] * w["cols"] * w.torch_dtype.itemsize)
+    return float(w["rows"] * w["cols"] * w.itemsize)
 
 
 def work(flops: float, tensors: int, vectors: int = 0, stats: int = 0) -> Callable[[Workload], Work]:
     """`flops` for each element; tensors [rows, cols], vectors [cols] of the dtype, and bytes of a row's statistics."""
 
     def of(w: Workload) -> Work:
-        n, size = w["rows"] * w["cols"], w.torch_dtype.itemsize
+        n, size = w["rows"] * w["cols"], w.itemsize
         return Work(flops * n, float((tensors * n + vectors * w["cols"]) * size + stats * w["rows"]))
 
     return of

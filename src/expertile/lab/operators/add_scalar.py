@@ -20,7 +20,7 @@ def _plus(x: Tensor, value: float) -> Tensor:
 
 
 def _allocated(w: Workload) -> float:
-    return float(w["elements"] * w.torch_dtype.itemsize)
+    return float(w["elements"] * w.itemsize)
 
 
 def _workload(elements: int, dtype: str, note: str = "") -> Workload:
@@ -40,7 +40,7 @@ OPERATORS = (
         "add_scalar",
         lambda w, device, seed: (random(w, device, seed)(w["elements"]),),
         lambda w, inputs: (inputs[0].double() + w["value"],),
-        lambda w: Work(float(w["elements"]), 2.0 * w["elements"] * w.torch_dtype.itemsize),
+        lambda w: Work(float(w["elements"]), 2.0 * w["elements"] * w.itemsize),
         (
             Rival("expertile", one(add_scalar, "value"), peer=False, peak_nbytes=_allocated),
             Rival("torch", one(_plus, "value"), peak_nbytes=_allocated),

@@ -68,13 +68,13 @@ def _tolerance(w: Workload) -> tuple[float, float]:
 
 
 def _scores_nbytes(w: Workload) -> float:
-    return float(w["batch"] * w["heads"] * w["q_len"] * w["k_len"] * w.torch_dtype.itemsize)
+    return float(w["batch"] * w["heads"] * w["q_len"] * w["k_len"] * w.itemsize)
 
 
 def _row_nbytes(w: Workload, of_queries: int, of_keys: int) -> float:
     """Bytes of tensors like q and like k."""
     queries, keys = w["heads"] * w["q_len"] * of_queries, w["kv_heads"] * w["k_len"] * of_keys
-    return float(w["batch"] * (queries + keys) * w["head_dim"] * w.torch_dtype.itemsize)
+    return float(w["batch"] * (queries + keys) * w["head_dim"] * w.itemsize)
 
 
 def _fused_peak(w: Workload) -> float:

@@ -52,7 +52,7 @@ class Form:
         return dict(zip("mnk", self.sizes(w), strict=True)) | {"count": self.count, "launches": launches}
 
     def work(self, w: Workload) -> Work:
-        (m, n, k), size = self.sizes(w), w.torch_dtype.itemsize
+        (m, n, k), size = self.sizes(w), w.itemsize
         if self.how == "add":
             return Work(float(self.count), 3.0 * self.count * size)
         return Work(2.0 * self.count * m * n * k, float(self.count * (m * k + k * n + m * n) * size))

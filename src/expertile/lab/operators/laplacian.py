@@ -62,7 +62,7 @@ def _work(w: Workload) -> Work:
     """Four additions, a product and a subtraction for each point of the result."""
     grids, rows, columns, cut = w["grids"], w["rows"], w["columns"], _cut(w)
     out = (rows - cut) * (columns - cut)
-    return Work(6.0 * grids * out, float(grids * (rows * columns + out) * w.torch_dtype.itemsize))
+    return Work(6.0 * grids * out, float(grids * (rows * columns + out) * w.itemsize))
 
 
 def _tolerance(w: Workload) -> tuple[float, float]:
@@ -98,7 +98,7 @@ def _autograd(w: Workload, inputs: Inputs) -> Call:
 
 def _allocated(w: Workload) -> float:
     cut = 0 if w.op.endswith("backward") else _cut(w)
-    return float(w["grids"] * (w["rows"] - cut) * (w["columns"] - cut) * w.torch_dtype.itemsize)
+    return float(w["grids"] * (w["rows"] - cut) * (w["columns"] - cut) * w.itemsize)
 
 
 def _workload(grid: tuple[int, int, int], boundary: str, dtype: str, note: str = "") -> Workload:

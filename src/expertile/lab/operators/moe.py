@@ -153,13 +153,13 @@ def reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
 def work(w: Workload) -> Work:
     t, h, i, e, k = size(w)
     read = 2 * t * h + e * h + used(w) * 3 * h * i  # 2: x and out
-    return Work(6.0 * t * k * h * i, float(w.torch_dtype.itemsize * read))
+    return Work(6.0 * t * k * h * i, float(w.itemsize * read))
 
 
 def train_work(w: Workload) -> Work:
     t, h, i, e, _ = size(w)
     forward, gradients = work(w), 2 * t * h + e * h + e * 3 * h * i  # 2: dy and dx
-    return Work(3.0 * forward.flops, forward.nbytes + w.torch_dtype.itemsize * gradients)
+    return Work(3.0 * forward.flops, forward.nbytes + w.itemsize * gradients)
 
 
 def tolerance(w: Workload) -> tuple[float, float]:
@@ -171,13 +171,13 @@ def tolerance(w: Workload) -> tuple[float, float]:
 def routing_nbytes(w: Workload) -> float:
     """Logits, ids, weights, and the permutation: offs, rows, slots, positions."""
     t, _, _, e, k = size(w)
-    return float(w.torch_dtype.itemsize * t * e + 20 * t * k + 4 * e)
+    return float(w.itemsize * t * e + 20 * t * k + 4 * e)
 
 
 def peak(w: Workload) -> float:
     """In combine: act, y and out."""
     t, h, i, _, k = size(w)
-    return w.torch_dtype.itemsize * float(t * k * (i + h) + t * h) + routing_nbytes(w)
+    return w.itemsize * float(t * k * (i + h) + t * h) + routing_nbytes(w)
 
 
 def train_peak(w: Workload) -> float:
@@ -187,7 +187,7 @@ def train_peak(w: Workload) -> float:
     rows = t * k
     kept = t * h + rows * 4 * i + e * h * i
     most = max(rows * (i + h), 2 * e * h * i + rows * h + t * h)
-    return w.torch_dtype.itemsize * float(kept + most) + routing_nbytes(w) + 4.0 * rows
+    return w.itemsize * float(kept + most) + routing_nbytes(w) + 4.0 * rows
 
 
 def memory_nbytes(w: Workload) -> float:
@@ -198,7 +198,7 @@ def memory_nbytes(w: Workload) -> float:
     if w.op == "moe_train":
         outputs, rows = 2 * t * h + e * h + 3 * e * h * i, 2 * rows
     peak_nbytes = train_peak(w) if w.op == "moe_train" else peak(w)
-    return w.torch_dtype.itemsize * float(inputs + 5 * outputs + rows) + 2 * peak_nbytes
+    return w.itemsize * float(inputs + 5 * outputs + rows) + 2 * peak_nbytes
 
 
 def _binding(way: Way, w: Workload, inputs: Inputs) -> Call:

@@ -90,7 +90,7 @@ def _work(w: Workload) -> Work:
     elements = w["rows"] * w["cols"] * (w["groups"] if w["what"] == "weights" else 1)
     read = elements * (2 if w["what"] in _SWIGLU else 1) + (w["cols"] if w["what"] == "rms_norm" else 0)
     offs = 4.0 * w["groups"] if w["transposed"] else 0.0
-    return Work(3.0 * elements * (1 + w["transposed"]), read * w.torch_dtype.itemsize + offs + _results_nbytes(w))
+    return Work(3.0 * elements * (1 + w["transposed"]), read * w.itemsize + offs + _results_nbytes(w))
 
 
 def _ours(w: Workload, inputs: tuple[Tensor, ...]) -> Call:

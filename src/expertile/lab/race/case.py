@@ -125,7 +125,7 @@ class Case:
         operands, whose references are worked out group by group, as much as of 16-bit ones."""
         if self.operator.memory_nbytes is not None:
             return int(self.operator.memory_nbytes(self.workload))
-        nbytes, itemsize = self.work.nbytes, max(self.workload.torch_dtype.itemsize, 2)
+        nbytes, itemsize = self.work.nbytes, max(self.workload.itemsize, 2)
         return int(2 * nbytes + 3 * _REFERENCE_ITEMSIZE / 2 * nbytes / itemsize)
 
     def candidates(self, names: Collection[str], seed: int) -> Iterator[Candidate]:

@@ -70,6 +70,10 @@ class Workload:
     def torch_dtype(self) -> torch.dtype:
         return TORCH_DTYPES[self.dtype]
 
+    @property
+    def itemsize(self) -> int:
+        return self.torch_dtype.itemsize
+
     def shape(self) -> dict[str, Any]:
         """The dims as they stand in a record."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self.dims}

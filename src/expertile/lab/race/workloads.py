@@ -109,13 +109,13 @@ class GroupedWorkload(Workload):
 
     @property
     def out_nbytes(self) -> int:
-        return math.prod(self.out_shape) * self.torch_dtype.itemsize
+        return math.prod(self.out_shape) * self.itemsize
 
     @property
     def memory_nbytes(self) -> int:
         """What one set of operands and one result occupy (all weights, used or not)."""
         operands = math.prod(self.a_shape) + math.prod(self.b_shape)
-        return operands * self.torch_dtype.itemsize + self.out_nbytes
+        return operands * self.itemsize + self.out_nbytes
 
     def problem(self, device_type: str, allow_tf32: bool = False) -> Problem:
         """The `Problem` of this workload, its group sizes known to the host."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from expertile.lab.traffic.model import Formula, Step, Subject, Way
+from expertile.lab.traffic.model import Formula, Step, Way, call
 
-__all__ = ["Formula", "Step", "Subject", "Way", "formulas"]
+__all__ = ["Formula", "Step", "Way", "call", "formulas"]
 
 
 @cache

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expertile.device import Device
-from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
+from expertile.lab.race.operator import Workload
+from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Way
 
 MATH = "torch math"  # SDPA's backend of that name
 _ATTENTION_CPP = "aten/src/ATen/native/transformers/attention.cpp"
@@ -33,7 +34,7 @@ class _Sizes:
     again: float
 
 
-def _sizes(s: Subject) -> _Sizes:
+def _sizes(s: Workload) -> _Sizes:
     b, h, kv, lq, lk, d = (s[key] for key in ("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"))
     q, k = float(b * h * lq * d * s.itemsize), float(b * kv * lk * d * s.itemsize)
     pairs = float(lq * lk)
@@ -54,19 +55,19 @@ def _sizes(s: Subject) -> _Sizes:
     )
 
 
-def _expanded(s: Subject, k: float) -> tuple[tuple[Step, ...], float]:
+def _expanded(s: Workload, k: float) -> tuple[tuple[Step, ...], float]:
     """Steps that repeat k and v, of `k` bytes each, for every query head where heads share them, and the bytes of k
     after that."""
     group = s["heads"] // s["kv_heads"]
     return (() if group == 1 else (Step("repeat k, v", 2 * k, 2 * group * k, launches=2),)), group * k
 
 
-def _masked(s: Subject, z: _Sizes, n: float) -> tuple[Step, ...]:
+def _masked(s: Workload, z: _Sizes, n: float) -> tuple[Step, ...]:
     """A boolean mask on n scores."""
     return (Step("mask", z.scores + s["q_len"] * s["k_len"], z.scores, n),) if s["causal"] else ()
 
 
-def _forward(s: Subject, device: Device) -> tuple[Way, ...]:
+def _forward(s: Workload, device: Device) -> tuple[Way, ...]:
     z = _sizes(s)
     n = z.scores / s.itemsize
     repeat, k = _expanded(s, z.k)
@@ -90,7 +91,7 @@ def _forward(s: Subject, device: Device) -> tuple[Way, ...]:
     return unfused, _math(s, z, n), flash, ours
 
 
-def _math(s: Subject, z: _Sizes, n: float) -> Way:
+def _math(s: Workload, z: _Sizes, n: float) -> Way:
     """SDPA's math backend: 16-bit inputs in float32, the scale in q and k, a search for rows that are masked whole."""
     wide = 4 / s.itemsize
     q, scores = wide * z.q, wide * z.scores
@@ -123,7 +124,7 @@ def _math(s: Subject, z: _Sizes, n: float) -> Way:
     return Way(MATH, steps, _ATTENTION_CPP, "_safe_softmax looks for rows that are masked as a whole")
 
 
-def _backward(s: Subject, device: Device) -> tuple[Way, ...]:
+def _backward(s: Workload, device: Device) -> tuple[Way, ...]:
     z = _sizes(s)
     n = z.scores / s.itemsize
     unfused = Way(
@@ -164,7 +165,7 @@ def _backward(s: Subject, device: Device) -> tuple[Way, ...]:
     return unfused, flash, ours
 
 
-def _check(s: Subject) -> None:
+def _check(s: Workload) -> None:
     if s["heads"] % s["kv_heads"]:
         raise ValueError(f"heads: expected a multiple of the {s['kv_heads']} key heads, got {s['heads']}")
 

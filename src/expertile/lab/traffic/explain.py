@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from expertile.device import Device
+from expertile.lab.race.operator import Dims, Workload
 from expertile.lab.race.record import Record, read, shown_files
 from expertile.lab.traffic import formulas
 from expertile.lab.traffic.grouped import grouped_ways
-from expertile.lab.traffic.model import OURS, Subject, Way
+from expertile.lab.traffic.model import OURS, Way, call
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.roofline import Bound, Work, bound
 
@@ -33,7 +34,7 @@ class Achieved:
 class Explained:
     """A subject on a device: useful work, its bound, the ways to compute it, and recorded times, best first."""
 
-    subject: Subject
+    subject: Workload
     device: Device
     work: Work
     bound: Bound
@@ -55,7 +56,7 @@ class Explained:
         return all(step.nbytes <= self.device.l2_bytes for way in self.ways for step in way.steps)
 
 
-def explain_subject(subject: Subject, device: Device, records: Iterable[Record] | None = None) -> Explained:
+def explain_subject(subject: Workload, device: Device, records: Iterable[Record] | None = None) -> Explained:
     """Explain a call of any operator but the grouped product; `records` are the shipped ones by default."""
     formula = formulas()[subject.op]
     work = formula.work(subject)
@@ -66,13 +67,13 @@ def explain_grouped(
     problem: Problem, sizes: Sequence[int], device: Device, records: Iterable[Record] | None = None
 ) -> Explained:
     """The same for a grouped product with ragged rows, `sizes` of each group."""
-    dims = (("group_sizes", tuple(sizes)), ("k", problem.k), ("n", problem.n))
-    subject = Subject("grouped_mm", dims, problem.dtype_key)
+    dims: Dims = (("group_sizes", tuple(sizes)), ("k", problem.k), ("n", problem.n))
+    subject = call("grouped_mm", dims, problem.dtype_key)
     return _explained(subject, device, problem.work(sizes), grouped_ways(problem, sizes), records)
 
 
 def _explained(
-    subject: Subject, device: Device, work: Work, ways: tuple[Way, ...], records: Iterable[Record] | None
+    subject: Workload, device: Device, work: Work, ways: tuple[Way, ...], records: Iterable[Record] | None
 ) -> Explained:
     limit = bound(work, device, subject.dtype)
     held = shipped() if records is None else records
@@ -84,7 +85,7 @@ def shipped() -> list[Record]:
     return [r for path in shown_files() for r in read(path)]
 
 
-def achieved(subject: Subject, device: Device, records: Iterable[Record]) -> tuple[Achieved, ...]:
+def achieved(subject: Workload, device: Device, records: Iterable[Record]) -> tuple[Achieved, ...]:
     """Times of the very same call on `device`, of the latest run that has any, fastest first."""
     found = [
         r
@@ -104,10 +105,6 @@ def achieved(subject: Subject, device: Device, records: Iterable[Record]) -> tup
     return tuple(sorted(times, key=lambda a: a.time_s))
 
 
-def same_call(subject: Subject, record: Record) -> bool:
+def same_call(subject: Workload, record: Record) -> bool:
     """Whether a record of the same operator has every dimension of `subject`, and the same."""
-    return all(key in record.shape and _plain(record.shape[key]) == _plain(value) for key, value in subject.dims)
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple | list) else value
+    return subject.shape().items() <= record.shape.items()

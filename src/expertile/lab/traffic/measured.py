@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from expertile.lab.measure.env import Env, timestamp
+from expertile.lab.race.operator import Workload, record_fields
 from expertile.lab.race.record import MOVED_BYTES, Record
 from expertile.lab.traffic import ncu
-from expertile.lab.traffic.model import Subject, Way
+from expertile.lab.traffic.model import Way
 from expertile.lab.traffic.runs import encode, runnable
 
 Profiler = Callable[[Sequence[str]], ncu.Profile]
@@ -23,7 +24,7 @@ NO_GPU = "there is no CUDA GPU here"
 
 
 def measure(
-    subject: Subject,
+    subject: Workload,
     ways: Iterable[Way],
     env: Env,
     run: str,
@@ -42,16 +43,13 @@ def measure(
         yield _record(subject, way, found, env, run)
 
 
-def _record(subject: Subject, way: Way, found: ncu.Profile, env: Env, run: str) -> Record:
+def _record(subject: Workload, way: Way, found: ncu.Profile, env: Env, run: str) -> Record:
     kernels = found.kernels
     figures = ("read", "written", "l2_read", "l2_written", "time_s")
     counted = {name: _total([getattr(k, name) for k in kernels]) for name in figures}
     value = _total([counted["read"], counted["written"]])
     return Record(
-        op=subject.op,
-        workload=f"traffic/{subject.op}-" + "x".join(str(value) for _, value in subject.dims),
-        shape=dict(subject.dims),
-        dtype=subject.dtype,
+        **record_fields(subject),
         backend=way.name,
         policy="eager",
         metric=MOVED_BYTES,

@@ -9,7 +9,7 @@ from typing import Any
 
 from expertile.device import Device
 from expertile.lab.operators import operators
-from expertile.lab.race.operator import Workload
+from expertile.lab.race.operator import Dims, Workload
 from expertile.roofline import Work
 
 UNFUSED, TORCH, OURS = "unfused", "torch", "expertile"
@@ -51,25 +51,9 @@ class Way:
         return Step(self.name, read, written, flops, again, sum(s.launches for s in self.steps))
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One call of an operator whose traffic is counted; `dims` as the lab's workloads of the operator have them."""
-
-    op: str
-    dims: tuple[tuple[str, Any], ...]
-    dtype: str
-
-    def __getitem__(self, key: str) -> Any:
-        return dict(self.dims)[key]
-
-    @property
-    def workload(self) -> Workload:
-        """The same call as the lab's operators take it."""
-        return Workload("traffic", "", self.op, self.dims, self.dtype)
-
-    @property
-    def itemsize(self) -> int:
-        return self.workload.torch_dtype.itemsize
+def call(op: str, dims: Dims, dtype: str) -> Workload:
+    """A call whose traffic is counted; records name it by its dimensions."""
+    return Workload(f"{op}-" + "x".join(str(value) for _, value in dims), "traffic", op, dims, dtype)
 
 
 @dataclass(frozen=True)
@@ -78,16 +62,16 @@ class Formula:
 
     op: str
     dims: Mapping[str, Any]
-    ways: Callable[[Subject, Device], tuple[Way, ...]]
-    check: Callable[[Subject], None] = lambda subject: None
+    ways: Callable[[Workload, Device], tuple[Way, ...]]
+    check: Callable[[Workload], None] = lambda call: None
     dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
-    def work(self, subject: Subject) -> Work:
+    def work(self, call: Workload) -> Work:
         """Its useful work, as the lab's operator has it."""
-        found = operators()[self.op].work(subject.workload)
+        found = operators()[self.op].work(call)
         return Work(float(found.flops), float(found.nbytes))
 
-    def subject(self, dtype: str, given: Mapping[str, Any]) -> Subject:
+    def subject(self, dtype: str, given: Mapping[str, Any]) -> Workload:
         """The call with `given` dimensions and defaults for the others. ValueError names what was expected and what
         came."""
         if dtype not in self.dtypes:
@@ -95,7 +79,7 @@ class Formula:
         for key in given:
             if key not in self.dims:
                 raise ValueError(f"{key}: expected {', '.join(self.dims)} for {self.op}, got {key}")
-        made = Subject(self.op, tuple((key, given.get(key, default)) for key, default in self.dims.items()), dtype)
+        made = call(self.op, tuple((key, given.get(key, default)) for key, default in self.dims.items()), dtype)
         for key, value in made.dims:
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{key}: expected 1 or more, got {value}")

@@ -3,26 +3,29 @@ unless they are written as several."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from expertile.device import Device
-from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
+from expertile.lab.race.operator import Workload
+from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Way
 from expertile.ops.pointwise.laplacian import BOUNDARIES, configs
 
 
-def _grids(s: Subject) -> tuple[int, int, float, float]:
+def _grids(s: Workload) -> tuple[int, int, float, float]:
     """(elements of u, elements of the result, their bytes)."""
     cut = 2 if s["boundary"] == "interior" else 0
     u, out = s["grids"] * s["rows"] * s["columns"], s["grids"] * (s["rows"] - cut) * (s["columns"] - cut)
     return u, out, float(u * s.itemsize), float(out * s.itemsize)
 
 
-def _halo(s: Subject, device: Device, read: float) -> float:
+def _halo(s: Workload, device: Device, read: float) -> float:
     """Bytes of the rows that two programs read: two for each `block_rows` that a program takes."""
     per_thread = 16 // s.itemsize
     config = configs(s["grids"], s["rows"], -(-s["columns"] // per_thread), device.sm_count)[0]
     return 2 / config.block_rows * read
 
 
-def _pad(s: Subject) -> tuple[Step, ...]:
+def _pad(s: Workload) -> tuple[Step, ...]:
     """F.pad by one point on each side (aten/src/ATen/native/PadNd.cpp, cuda/ReplicationPadding.cu)."""
     _, _, u, _ = _grids(s)
     frame = float(s["grids"] * (s["rows"] + 2) * (s["columns"] + 2) * s.itemsize)
@@ -44,7 +47,7 @@ def _sliced(out: float, n: int) -> tuple[Step, ...]:
     )
 
 
-def _laplacian(s: Subject, device: Device) -> tuple[Way, ...]:
+def _laplacian(s: Workload, device: Device) -> tuple[Way, ...]:
     _, n, u, out = _grids(s)
     by_slices = Way(UNFUSED, (*_pad(s), *_sliced(out, n)), note="five reads of the grid and as many temporaries")
     convolution = Way(TORCH, (Step("conv2d", u, out, 18 * n),), note="F.conv2d with nine weights, at best")
@@ -52,26 +55,26 @@ def _laplacian(s: Subject, device: Device) -> tuple[Way, ...]:
     return by_slices, convolution, ours
 
 
-def _laplacian_backward(s: Subject, device: Device) -> tuple[Way, ...]:
+def _laplacian_backward(s: Workload, device: Device) -> tuple[Way, ...]:
     n, _, u, out = _grids(s)
     pads = _pad(s)
     if s["boundary"] == "interior":
         frame = (Step("fill the grid", 0.0, u), Step("copy into it", out, out))
-        pads = (*frame, *_pad(Subject(s.op, (*s.dims[:-1], ("boundary", "zero")), s.dtype)))
+        pads = (*frame, *_pad(replace(s, dims=(*s.dims[:-1], ("boundary", "zero")))))
     by_slices = Way(UNFUSED, (*pads, *_sliced(u, n)), note="the transposed stencil by slices")
     convolution = Way(TORCH, (Step("conv_transpose2d", out, u, 18 * n),), note="at best")
     ours = Way(OURS, (Step("laplacian", out, u, 6 * n, _halo(s, device, out)),), note="the same kernel")
     return by_slices, convolution, ours
 
 
-def _check(s: Subject) -> None:
+def _check(s: Workload) -> None:
     if s["boundary"] not in BOUNDARIES:
         raise ValueError(f"boundary: expected one of {', '.join(BOUNDARIES)}, got {s['boundary']!r}")
     if s["boundary"] == "interior" and min(s["rows"], s["columns"]) < 3:
         raise ValueError(f"rows, columns: expected 3 or more for an interior, got {s['rows']} x {s['columns']}")
 
 
-def _add(s: Subject, device: Device) -> tuple[Way, ...]:
+def _add(s: Workload, device: Device) -> tuple[Way, ...]:
     n, e = s["elements"], float(s["elements"] * s.itemsize)
     return (
         Way(TORCH, (Step("vectorized_elementwise_kernel", e, e, n),), "aten/src/ATen/native/cuda/CUDALoops.cuh"),

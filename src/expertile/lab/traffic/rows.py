@@ -7,7 +7,8 @@ torch's kernels as of PyTorch 2.11: aten/src/ATen/native/cuda/SoftMax.cu, Persis
 from __future__ import annotations
 
 from expertile.device import Device
-from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Subject, Way
+from expertile.lab.race.operator import Workload
+from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Way
 from expertile.ops.launch.device import Machine
 from expertile.ops.rows import choose
 
@@ -21,7 +22,7 @@ def _machine(device: Device) -> Machine:
     return Machine(device.sm_count, device.at_least(9))
 
 
-def _softmax(s: Subject, device: Device) -> tuple[Way, ...]:
+def _softmax(s: Workload, device: Device) -> tuple[Way, ...]:
     rows, cols, size = s["rows"], s["cols"], s.itemsize
     n, e, r = rows * cols, float(rows * cols * size), float(rows * size)
     unfused = Way(
@@ -52,7 +53,7 @@ def _torch_softmax(cols: int, size: int) -> tuple[str, int]:
     return "cunn_SoftMaxForward", 2
 
 
-def _softmax_backward(s: Subject, device: Device) -> tuple[Way, ...]:
+def _softmax_backward(s: Workload, device: Device) -> tuple[Way, ...]:
     rows, cols, size = s["rows"], s["cols"], s.itemsize
     n, e, r = rows * cols, float(rows * cols * size), float(rows * size)
     unfused = Way(
@@ -85,7 +86,7 @@ def _torch_softmax_backward(cols: int, size: int) -> tuple[str, int]:
     return "cunn_SoftMaxBackward", 1
 
 
-def _ours(s: Subject, device: Device, inputs: int, flops: float, vectors: float = 0.0) -> Way:
+def _ours(s: Workload, device: Device, inputs: int, flops: float, vectors: float = 0.0) -> Way:
     """One kernel, with so many inputs of R rows and so many bytes of vectors."""
     rows, cols, size = s["rows"], s["cols"], s.itemsize
     e, config = float(rows * cols * size), choose.forward(rows, cols, size, _machine(device))
@@ -93,7 +94,7 @@ def _ours(s: Subject, device: Device, inputs: int, flops: float, vectors: float 
     return Way(OURS, (Step(s.op, inputs * e + vectors, e, flops, again),), note=note)
 
 
-def _norm(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
+def _norm(s: Workload, device: Device, centered: bool) -> tuple[Way, ...]:
     rows, cols, size = s["rows"], s["cols"], s.itemsize
     n, e, r, c = rows * cols, float(rows * cols * size), float(rows * size), float(cols * size)
     mean = (Step("mean", e, r, n), Step("x - mean", e + r, e, n)) if centered else ()
@@ -127,7 +128,7 @@ def _norm(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
     return unfused, torch, _ours(s, device, 1, flops, vectors)
 
 
-def _norm_backward(s: Subject, device: Device, centered: bool) -> tuple[Way, ...]:
+def _norm_backward(s: Workload, device: Device, centered: bool) -> tuple[Way, ...]:
     rows, cols, size = s["rows"], s["cols"], s.itemsize
     n, e, r, c = rows * cols, float(rows * cols * size), float(rows * size), float(cols * size)
     stats = 8.0 * rows if centered else 4.0 * rows
@@ -166,7 +167,7 @@ def _norm_backward(s: Subject, device: Device, centered: bool) -> tuple[Way, ...
     return unfused, torch, _our_norm_backward(s, device, centered, stats, grads)
 
 
-def _our_norm_backward(s: Subject, device: Device, centered: bool, stats: float, grads: float) -> Way:
+def _our_norm_backward(s: Workload, device: Device, centered: bool, stats: float, grads: float) -> Way:
     rows, cols, size = s["rows"], s["cols"], s.itemsize
     n, e, c = rows * cols, float(rows * cols * size), float(cols * size)
     config = choose.norm_backward(rows, cols, size, _machine(device))

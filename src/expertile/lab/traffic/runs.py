@@ -19,7 +19,8 @@ from torch import Tensor
 from expertile.lab.operators import operators
 from expertile.lab.race.operator import Inputs, Workload
 from expertile.lab.traffic.attention import MATH
-from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Subject
+from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
+from expertile.lab.traffic.model import call as call_of
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ragged import offs_from_sizes
 
@@ -29,21 +30,20 @@ GROUPED = "grouped_mm"
 _EPS = 1e-5
 
 
-def prepare(subject: Subject, way: str, device: torch.device | str, seed: int = 0) -> Call:
-    """Inputs on `device`, and a function that computes `subject` once, the given way; a backward pass has its forward
+def prepare(w: Workload, way: str, device: torch.device | str, seed: int = 0) -> Call:
+    """Inputs on `device`, and a function that computes `w` once, the given way; a backward pass has its forward
     pass behind it. ValueError for a way that does not exist or is not run here."""
-    ways = runnable(subject.op)
+    ways = runnable(w.op)
     if way not in ways:
-        raise ValueError(f"way: expected one of {', '.join(ways) or 'none'} for {subject.op}, got {way!r}")
-    w = subject.workload
-    if subject.op == GROUPED:
+        raise ValueError(f"way: expected one of {', '.join(ways) or 'none'} for {w.op}, got {way!r}")
+    if w.op == GROUPED:
         return _grouped(w, way, torch.device(device), seed)
-    operator = operators()[subject.op]
+    operator = operators()[w.op]
     inputs = operator.make_inputs(w, torch.device(device), seed)
-    steps = _STEPS[subject.op]
+    steps = _STEPS[w.op]
     if way in steps:
         return steps[way](w, inputs)
-    name = _RIVALS.get((subject.op, way), way)
+    name = _RIVALS.get((w.op, way), way)
     with torch.enable_grad():
         return next(rival for rival in operator.rivals if rival.name == name).bind(w, inputs)
 
@@ -192,16 +192,16 @@ _STEPS: Mapping[str, Mapping[str, Run]] = {
 _RIVALS = {("attention", TORCH): "sdpa_fa2", ("laplacian", UNFUSED): "torch", ("laplacian_backward", UNFUSED): "torch"}
 
 
-def encode(subject: Subject) -> str:
-    """A subject as the child's first argument."""
-    return json.dumps({"op": subject.op, "dims": dict(subject.dims), "dtype": subject.dtype})
+def encode(w: Workload) -> str:
+    """A call as the child's first argument."""
+    return json.dumps({"op": w.op, "dims": w.shape(), "dtype": w.dtype})
 
 
-def decode(text: str) -> Subject:
-    """The subject of the child's first argument."""
+def decode(text: str) -> Workload:
+    """The call of the child's first argument."""
     data = json.loads(text)
     dims = tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in data["dims"].items())
-    return Subject(data["op"], dims, data["dtype"])
+    return call_of(data["op"], dims, data["dtype"])
 
 
 def main(arguments: list[str]) -> None:
