@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expertile.device import Device
+from expertile.lab.operators.attention import problem
 from expertile.lab.race.operator import Workload
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Way
 
@@ -37,22 +38,10 @@ class _Sizes:
 def _sizes(s: Workload) -> _Sizes:
     b, h, kv, lq, lk, d = (s[key] for key in ("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim"))
     q, k = float(b * h * lq * d * s.itemsize), float(b * kv * lk * d * s.itemsize)
-    pairs = float(lq * lk)
-    if s["causal"]:
-        rows = min(lq, lk)
-        pairs = rows * (lk - rows) + rows * (rows + 1) / 2
-    share = pairs / (lq * lk)
+    product, useful = 2.0 * b * h * lq * lk * d, problem(s).work().flops / 2
     # Every block of queries of every head reads the keys and values that it sees; once they come from memory.
-    seen = 2.0 * b * h * -(-lq // _BLOCK) * lk * d * s.itemsize * share
-    return _Sizes(
-        q,
-        k,
-        float(b * h * lq * lk * s.itemsize),
-        4.0 * b * h * lq,
-        2.0 * b * h * lq * lk * d,
-        2.0 * b * h * pairs * d,
-        max(seen - 2 * k, 0.0),
-    )
+    seen = 2.0 * b * h * -(-lq // _BLOCK) * lk * d * s.itemsize * useful / product
+    return _Sizes(q, k, float(b * h * lq * lk * s.itemsize), 4.0 * b * h * lq, product, useful, max(seen - 2 * k, 0.0))
 
 
 def _expanded(s: Workload, k: float) -> tuple[tuple[Step, ...], float]:
