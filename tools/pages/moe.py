@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from expertile.device import Device
-from expertile.lab.operators.moe_stages import STAGES
 from expertile.lab.race.record import PEAK_BYTES, SECONDS, Record
 from expertile.lab.report.rows import by
 from expertile.lab.report.units import MISSING, markdown_table, percent, significant, times
@@ -33,6 +32,21 @@ TITLES = {
     "torch.compile-index-add": "`torch.compile`, results added by `index_add`",
     "torch": "eager, gathered by token",
     "torch-index-add": "eager, `index_add`",
+}
+STAGES = {
+    "router linear": "logits",
+    "route": "choice of experts",
+    "permutation": "permutation",
+    "up+act (keeps pre)": "up-projection and activation",
+    "up+act (infer)": "the same, pre not kept",
+    "down": "down-projection",
+    "combine": "combine",
+    "B order dy": "dy in the order of rows",
+    "B gated_backward": "dpre, act_w, dweights",
+    "B wgrad down": "ddown",
+    "B wgrad up": "dgate_up",
+    "B dgrad": "dx of each row",
+    "B combine": "dx of each token",
 }
 _OPTIONAL = "up+act (infer)"  # not a part of the sum: the stage above it in another form
 

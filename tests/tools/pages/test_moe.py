@@ -9,10 +9,10 @@ from pathlib import Path
 
 from expertile.device import Device
 from expertile.lab.operators import moe, moe_routing, moe_stages
-from expertile.lab.operators.moe_stages import STAGES, stage_works
+from expertile.lab.operators.moe_stages import stage_works
 from expertile.lab.race.record import append
 from tests.lab.records import timed, untimed
-from tools.pages.moe import NOT_MEASURED, blocks, rounded
+from tools.pages.moe import NOT_MEASURED, STAGES, blocks, rounded
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "results" / "moe.md"

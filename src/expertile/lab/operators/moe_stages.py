@@ -30,27 +30,9 @@ from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.roofline import Work
 
-STAGES = MappingProxyType(
-    {
-        "router linear": "logits",
-        "route": "choice of experts",
-        "permutation": "permutation",
-        "up+act (keeps pre)": "up-projection and activation",
-        "up+act (infer)": "the same, pre not kept",
-        "down": "down-projection",
-        "combine": "combine",
-        "B order dy": "dy in the order of rows",
-        "B gated_backward": "dpre, act_w, dweights",
-        "B wgrad down": "ddown",
-        "B wgrad up": "dgate_up",
-        "B dgrad": "dx of each row",
-        "B combine": "dx of each token",
-    }
-)
-
 
 def workload(size: moe.Size, stage: str, name: str = "") -> Workload:
-    """`stage`, a key of `STAGES`, of the layer at (T, H, I, E, k)."""
+    """`stage`, one of `STAGES`, of the layer at (T, H, I, E, k)."""
     name = name or moe.named(size)
     whole = moe.workload(name, "moe-stages", size)
     return replace(whole, name=f"{name}: {stage}", op="moe_stage", dims=(*whole.dims, ("stage", stage)))
@@ -215,6 +197,9 @@ def stage_works(size: moe.Size) -> dict[str, Work]:
         "B dgrad": grouped(h, 2 * i, (2 * i * h, h, 1)),
         "B combine": Work(1.0 * rows * h, s * (rows + t) * h + 4.0 * rows),
     }
+
+
+STAGES = tuple(stage_works(moe.SMALL))
 
 
 def _as_layer(w: Workload) -> Workload:
