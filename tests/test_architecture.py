@@ -20,6 +20,7 @@ RANK = {
     "formats": 1,
     "ops": 2,
     "moe": 3,
+    "ladder": 3,
     "integrations": 4,
     "lab": 4,
     "audit": 4,
@@ -44,7 +45,7 @@ OPS = (
     "any_weight",
 )
 # Those of lab likewise; rooms of one line do not know each other.
-LAB = ("measure", "race", "ladder operators report flashinfer", "traffic bench")
+LAB = ("measure", "race", "operators report flashinfer", "traffic bench")
 
 
 def _room(module: str) -> str | None:

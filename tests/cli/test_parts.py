@@ -8,9 +8,9 @@ from expertile.cli.parts import parts
 from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec
 from expertile.lab.bench.presets import preset
-from expertile.lab.ladder import RUNGS
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.workloads import ragged_m
+from expertile.ladder import RUNGS
 from expertile.ops.grouped_mm.backends import BACKENDS
 
 CPU = Device.current("cpu")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from expertile.lab.ladder import RUNGS
 from expertile.lab.race.record import BASELINES, Record
 from expertile.lab.report.contest import Contest, Run, runs
 from expertile.lab.report.rows import POLICY_NAMES
 from expertile.lab.report.units import MISSING, micros, percent, rate, times
+from expertile.ladder import RUNGS
 from tools.pages.recorded import NOT_MEASURED, versions
 
 PRESET = "ladder"

@@ -12,10 +12,10 @@ from pathlib import Path
 from expertile.device import Device
 from expertile.lab.bench.config import BenchSpec
 from expertile.lab.flashinfer import load, operator, workload
-from expertile.lab.ladder import RUNGS
 from expertile.lab.operators import Operator, end_to_end, for_cpu, operators
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.workloads import GroupedWorkload
+from expertile.ladder import RUNGS
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.suggest import one_of

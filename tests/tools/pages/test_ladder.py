@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 from expertile.lab.bench.presets import preset
-from expertile.lab.ladder import RUNGS
+from expertile.ladder import RUNGS
 from tests.lab.records import timed, untimed
 from tools.pages.ladder import NOT_MEASURED, blocks
 

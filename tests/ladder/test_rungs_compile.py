@@ -7,7 +7,7 @@ import torch
 import triton
 
 from expertile.device import Device
-from expertile.lab.ladder import RUNGS
+from expertile.ladder import RUNGS
 from tests.ops.grouped_mm.backends.test_triton_compile import (
     _M,
     DEVICES,

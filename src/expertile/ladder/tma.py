@@ -8,7 +8,7 @@ backend `triton_tma`, in rung 5's order (one tile row per panel).
 
 from __future__ import annotations
 
-from expertile.lab.ladder._common import rung
+from expertile.ladder._common import rung
 from expertile.ops.grouped_mm.backends import triton_tma
 
 CONFIG = triton_tma.Config(128, 128, 64, num_warps=8, num_stages=4, group_m=1, flatten=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from expertile.lab.ladder._common import takes
+from expertile.ladder._common import takes
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Problem

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 from expertile.device import Device
-from expertile.lab.ladder import masked_pointer
-from expertile.lab.ladder._pointer import launch, takes_aligned
-from expertile.lab.ladder.unmasked_pointer import multiply_tile
+from expertile.ladder import masked_pointer
+from expertile.ladder._pointer import launch, takes_aligned
+from expertile.ladder.unmasked_pointer import multiply_tile
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
 from expertile.ops.grouped_mm.problem import Problem

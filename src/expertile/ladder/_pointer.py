@@ -8,7 +8,7 @@ import torch
 import triton
 
 from expertile.device import Device
-from expertile.lab.ladder._common import takes
+from expertile.ladder._common import takes
 from expertile.ops.grouped_mm.backend import Operands, new_out
 from expertile.ops.grouped_mm.persistent import tiles_bound
 from expertile.ops.grouped_mm.problem import Problem

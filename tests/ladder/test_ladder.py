@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from expertile import ladder
 from expertile.device import Device
-from expertile.lab import ladder
 from expertile.lab.bench.presets import preset
 from expertile.lab.bench.run import run
-from expertile.lab.ladder import RUNGS
 from expertile.lab.race.workloads import ragged_m
+from expertile.ladder import RUNGS
 from expertile.ops.grouped_mm.problem import Layout
 
 H200 = Device.by_name("h200")

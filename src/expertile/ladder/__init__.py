@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from expertile.lab.ladder import naive_loop, padded_bmm
+from expertile.ladder import naive_loop, padded_bmm
 from expertile.ops.grouped_mm.backend import Backend
 
 RUNGS: tuple[Backend, ...] = (naive_loop.BACKEND, padded_bmm.BACKEND)
 
 # Triton has no wheels outside Linux; the package works without it.
 if find_spec("triton") is not None:
-    from expertile.lab.ladder import l2_order, masked_pointer, persistent, tma, unmasked_pointer, warp_specialised
+    from expertile.ladder import l2_order, masked_pointer, persistent, tma, unmasked_pointer, warp_specialised
 
     RUNGS += (
         masked_pointer.BACKEND,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from expertile.device import Device
-from expertile.lab.ladder import tma
+from expertile.ladder import tma
 from expertile.ops.grouped_mm.backends import triton_tma
 from expertile.ops.grouped_mm.persistent import best_group_m
 from expertile.ops.grouped_mm.problem import Problem

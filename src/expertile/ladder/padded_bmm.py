@@ -7,7 +7,7 @@ with a scatter and a gather, where groups differ. The kernel is the backend `pad
 
 from __future__ import annotations
 
-from expertile.lab.ladder._common import rung
+from expertile.ladder._common import rung
 from expertile.ops.grouped_mm.backends import padded_bmm
 
 BACKEND = rung(padded_bmm.BACKEND, "2_padded_bmm")

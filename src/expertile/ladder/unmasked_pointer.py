@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from expertile.lab.ladder._pointer import launch, takes_aligned
-from expertile.lab.ladder.masked_pointer import Config, walk_to_group
+from expertile.ladder._pointer import launch, takes_aligned
+from expertile.ladder.masked_pointer import Config, walk_to_group
 from expertile.ops.grouped_mm.backend import Backend
 
 

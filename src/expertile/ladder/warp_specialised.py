@@ -8,7 +8,7 @@ load. The kernel is the backend `gluon_hopper` as it is, config included.
 
 from __future__ import annotations
 
-from expertile.lab.ladder._common import rung
+from expertile.ladder._common import rung
 from expertile.ops.grouped_mm.backends import gluon_hopper
 
 BACKEND = rung(gluon_hopper.BACKEND, "8_warp_specialised")

@@ -17,7 +17,7 @@ else:
     import torch
 
     from expertile.device import Device
-    from expertile.lab.ladder import RUNGS
+    from expertile.ladder import RUNGS
     from expertile.ops.grouped_mm.backend import Operands
     from expertile.ops.grouped_mm.problem import Layout, Problem
     from tests.ops.grouped_mm.cases import CASES, Case, check, expected, make, poisoned_out
