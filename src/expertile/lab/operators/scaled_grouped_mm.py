@@ -66,26 +66,15 @@ def reference(w: Workload, inputs: Inputs) -> Inputs:
 def problem(w: Workload, kind: str) -> ScaledProblem:
     """Without tensors: what a call on `make_inputs`' operands describes."""
     m, n, k, groups = products.rows(w), w["n"], w["k"], w["groups"]
-    e4m3, device = torch.float8_e4m3fn, torch.device(kind)
+    meta, device, kb = partial(torch.empty, device="meta"), torch.device(kind), -(-k // 128)
+    a, b = (meta(shape, dtype=torch.float8_e4m3fn) for shape in ((m, k), (groups, n, k)))
+    scale_a, scale_b, offs = scales_like(a, kb), meta(groups, -(-n // 128), kb), meta(groups, dtype=torch.int32)
 
-    def of(x: Tensor) -> tuple[Any, ...]:
+    def told(x: Tensor) -> tuple[Any, ...]:
         return (*described(x)[:3], device, True)  # type: ignore[index]
 
-    def contiguous(dtype: torch.dtype, *shape: int) -> tuple[Any, ...]:
-        return of(torch.empty(shape, dtype=dtype, device="meta"))
-
-    kb, nb = -(-k // 128), -(-n // 128)
-    b = contiguous(e4m3, groups, n, k)
-    b = (torch.Size((groups, k, n)), (n * k, 1, k), *b[2:])
-    return ScaledProblem.of_descriptions(
-        contiguous(e4m3, m, k),
-        b,
-        of(scales_like(torch.empty(m, k, dtype=e4m3, device="meta"), kb)),
-        contiguous(torch.float32, groups, nb, kb),
-        contiguous(torch.int32, groups),
-        None,
-        torch.bfloat16,
-    )
+    operands = told(a), told(b.transpose(1, 2)), told(scale_a), told(scale_b)
+    return ScaledProblem.of_descriptions(*operands, told(offs), None, torch.bfloat16)
 
 
 def work(w: Workload) -> Work:

@@ -56,24 +56,10 @@ def limits(dtype_key: str, out_dtype: torch.dtype, k: int) -> Limits:
 
 def check_parts(out: Tensor, parts: Iterable[Part], limit: tuple[float, float]) -> Verdict:
     """Compare `out[where]` with what it must be, for every (where, reference) in `parts`."""
-    err2, ref2, largest = (torch.zeros((), dtype=torch.float64, device=out.device) for _ in range(3))
-    bad = torch.zeros((), dtype=torch.int64, device=out.device)
-    for where, ref in parts:
-        got = out[where].to(ref.dtype)
-        if not got.numel():
-            continue
-        bad += (~torch.isfinite(got)).sum()
-        diff = (got - ref).abs_()
-        part_ref2 = ref.square().sum(dtype=torch.float64)
-        err2 += diff.square().sum(dtype=torch.float64)
-        ref2 += part_ref2
-        scale = ref.abs() + (part_ref2 / ref.numel()).sqrt().to(ref.dtype)
-        # Where a whole block must be zero, nothing but zero is right.
-        relative = torch.where(scale > 0, diff / scale, torch.where(diff > 0, math.inf, 0.0))
-        largest = torch.maximum(largest, relative.nan_to_num(nan=math.inf, posinf=math.inf).max().double())
-    if bad.item():
-        return _wrong(f"{int(bad)} elements are NaN, infinite or were never written")
-    return _within(_ratio(math.sqrt(err2.item()), math.sqrt(ref2.item())), largest.item(), limit)
+    found = _errors(((out[where], ref) for where, ref in parts), out.device, by_block=True)
+    if found.bad:
+        return _wrong(f"{found.bad} elements are NaN, infinite or were never written")
+    return _within(found.rel, found.worst, limit)
 
 
 def compare(outputs: Sequence[Tensor], reference: Sequence[Tensor] | Blocks, tolerance: tuple[float, float]) -> Verdict:
@@ -92,7 +78,8 @@ def compare(outputs: Sequence[Tensor], reference: Sequence[Tensor] | Blocks, tol
         where = f"output {index}: " if len(reference) > 1 else ""
         if out.shape != ref.shape:
             return _wrong(f"{where}expected shape {list(ref.shape)}, got {list(out.shape)}")
-        bad, own_rel, own_worst = _errors(out, ref)
+        pieces = (x.reshape(-1).split(PART_ELEMENTS) for x in (out, ref))
+        bad, own_rel, own_worst = _errors(zip(*pieces, strict=True), ref.device)
         if bad:
             return _wrong(f"{where}{bad} of {out.numel()} elements are NaN, infinite or were never written")
         rel, worst = max(rel, own_rel), max(worst, own_worst)
@@ -172,21 +159,38 @@ def _row_blocks(x: Tensor) -> Iterator[Tensor]:
         yield x[start : start + rows]
 
 
-def _errors(out: Tensor, ref: Tensor) -> tuple[int, float, float]:
-    """(elements that are not finite, relative Frobenius error, largest error over the largest entry)."""
-    out, ref = out.reshape(-1), ref.reshape(-1)
-    err2, ref2, largest, scale = (torch.zeros((), dtype=torch.float64, device=ref.device) for _ in range(4))
-    bad = torch.zeros((), dtype=torch.int64, device=ref.device)
-    for start in range(0, ref.numel(), PART_ELEMENTS):
-        want = ref[start : start + PART_ELEMENTS]
-        got = out[start : start + PART_ELEMENTS].to(want.dtype)
+class _Errors(NamedTuple):
+    """Elements that are not finite, the relative Frobenius error, and the largest error of an element."""
+
+    bad: int
+    rel: float
+    worst: float
+
+
+def _errors(pairs: Iterable[tuple[Tensor, Tensor]], device: torch.device, by_block: bool = False) -> _Errors:
+    """Of (result, reference), piece by piece. An element's error is relative to the largest entry of all references, or
+    `by_block` to its own reference and the root mean square of the block."""
+    err2, ref2, largest, scale = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(4))
+    bad = torch.zeros((), dtype=torch.int64, device=device)
+    for out, want in pairs:
+        got = out.to(want.dtype)
+        if not got.numel():
+            continue
         bad += (~torch.isfinite(got)).sum()
         diff = (got - want).abs_()
+        square = want.square().sum(dtype=torch.float64)
         err2 += diff.square().sum(dtype=torch.float64)
-        ref2 += want.square().sum(dtype=torch.float64)
+        ref2 += square
+        if by_block:
+            size = want.abs() + (square / want.numel()).sqrt().to(want.dtype)
+            # Where a whole block must be zero, nothing but zero is right.
+            diff = torch.where(size > 0, diff / size, torch.where(diff > 0, math.inf, 0.0))
+            diff = diff.nan_to_num(nan=math.inf, posinf=math.inf)
+        else:
+            scale = torch.maximum(scale, want.abs().max().double())
         largest = torch.maximum(largest, diff.max().double())
-        scale = torch.maximum(scale, want.abs().max().double())
-    return int(bad), _ratio(math.sqrt(err2.item()), math.sqrt(ref2.item())), _ratio(largest.item(), scale.item())
+    worst = largest.item() if by_block else _ratio(largest.item(), scale.item())
+    return _Errors(int(bad), _ratio(math.sqrt(err2.item()), math.sqrt(ref2.item())), worst)
 
 
 def _ratio(error: float, size: float) -> float:
