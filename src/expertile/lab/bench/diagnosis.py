@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from expertile.lab.measure.stats import is_tie
 from expertile.lab.operators.diagnose import OPERATORS, larger
-from expertile.lab.race.record import BASELINES, Record
-from expertile.lab.report.rows import by
+from expertile.lab.race.record import Record
+from expertile.lab.report.contest import tied
+from expertile.lab.report.rows import Row, by, rows
 
 OPS = tuple(operator.name for operator in OPERATORS)
 
 
 def conclude(records: Iterable[Record]) -> list[str]:
     """What the records of one run show; cases without a time are left out."""
-    timed = [r for r in records if r.op in OPS and r.backend not in BASELINES and r.status == "ok"]
+    timed = [row for row in rows(records) if row.op in OPS and row.timed and not row.is_baseline]
     sentences: list[str] = []
     for policy in ("graph", "eager"):
         sentences += _split([r for r in timed if r.policy == policy], policy)
@@ -24,7 +24,7 @@ def conclude(records: Iterable[Record]) -> list[str]:
     return sentences
 
 
-def _split(timed: Sequence[Record], policy: str) -> list[str]:
+def _split(timed: Sequence[Row], policy: str) -> list[str]:
     """One large product against several small ones of the same FLOPs."""
     found = []
     for race in by((r for r in timed if r.op == "diagnose_split"), lambda r: r.workload).values():
@@ -45,7 +45,7 @@ def _split(timed: Sequence[Record], policy: str) -> list[str]:
         if unequal is not None:
             elements = side**2 / (count * many.config["m"] ** 2)
             found.append(
-                f"Against one {_size(unequal)} ({_us(unequal)}) the {count} look {_time(unequal) / _time(many):.2f} "
+                f"Against one {_size(unequal)} ({_us(unequal)}) the {count} look {unequal.seconds / many.seconds:.2f} "
                 f"times as fast ({policy}), but that product does {unequal.flops / many.flops:.2f} times their work: "
                 f"its matrices have {elements:.3f} times the elements of the {count} together, and FLOPs grow with the "
                 f"side cubed. Per FLOP the {count} take {_per_flop(many) / _per_flop(unequal):.2f} times as long as it "
@@ -54,15 +54,14 @@ def _split(timed: Sequence[Record], policy: str) -> list[str]:
     return found
 
 
-def _verdict(many: Record, large: Record) -> str:
-    assert many.ci95_s is not None and large.ci95_s is not None
-    if is_tie(_time(many), many.ci95_s, _time(large), large.ci95_s):
+def _verdict(many: Row, large: Row) -> str:
+    if tied(many, large):
         return "makes no difference that this measurement can see"
-    ratio = _time(many) / _time(large)
+    ratio = many.seconds / large.seconds
     return f"makes it {ratio:.2f} times slower" if ratio > 1 else f"makes it {1 / ratio:.2f} times faster"
 
 
-def _units(timed: Sequence[Record]) -> list[str]:
+def _units(timed: Sequence[Row]) -> list[str]:
     """Which units the products of each dtype run on."""
     squares = [r for r in timed if r.op == "diagnose_math"]
     found = []
@@ -89,23 +88,23 @@ def _units(timed: Sequence[Record]) -> list[str]:
     return found
 
 
-def _launches(timed: Sequence[Record]) -> list[str]:
+def _launches(timed: Sequence[Row]) -> list[str]:
     """What one launch costs, apart from what it computes."""
     held = {(r.workload, r.backend, r.policy): r for r in timed if r.op in ("diagnose_launch", "diagnose_add")}
     found = []
     for (workload, backend, policy), record in held.items():
         calls, name = record.config["launches"], _what(record)
-        eager, replay = _time(record) / calls, held.get((workload, backend, "graph"))
+        eager, replay = record.seconds / calls, held.get((workload, backend, "graph"))
         loop = held.get((workload, "torch.mm loop", policy))
         if backend == "torch.bmm" and loop is not None:
             found.append(
                 f"One torch.bmm for all {record.config['count']} ({policy}): {_us(record)} instead of {_us(loop)}, "
-                f"{_time(loop) / _time(record):.2f} times as fast as {loop.config['launches']} launches."
+                f"{loop.seconds / record.seconds:.2f} times as fast as {loop.config['launches']} launches."
             )
         elif policy == "eager" and replay is None:
             found.append(f"{calls} {name}, one by one: {_duration(eager)} per call, launch and work together.")
         elif policy == "eager" and replay is not None:
-            graph = _time(replay) / calls
+            graph = replay.seconds / calls
             more = max(eager - graph, 0.0)
             found.append(
                 f"{calls} {name}: {_duration(eager)} per call one by one, {_duration(graph)} replayed from a CUDA "
@@ -114,22 +113,17 @@ def _launches(timed: Sequence[Record]) -> list[str]:
     return found
 
 
-def _what(record: Record) -> str:
+def _what(record: Row) -> str:
     return "additions of one element" if record.backend == "torch.add loop" else f"products of {_size(record)}"
 
 
-def _size(record: Record) -> str:
+def _size(record: Row) -> str:
     m, n, k = (record.config[key] for key in "mnk")
     return f"{m}³" if m == n == k else f"{m}x{n}x{k}"
 
 
-def _time(record: Record) -> float:
-    assert record.time_s is not None
-    return record.time_s
-
-
-def _us(record: Record) -> str:
-    return _duration(_time(record))
+def _us(record: Row) -> str:
+    return _duration(record.seconds)
 
 
 def _duration(seconds: float) -> str:
@@ -137,16 +131,16 @@ def _duration(seconds: float) -> str:
     return f"{micros:.1f} us" if micros < 1000 else f"{micros / 1e3:.2f} ms"
 
 
-def _per_flop(record: Record) -> float:
-    return _time(record) / record.flops
+def _per_flop(record: Row) -> float:
+    return record.seconds / record.flops
 
 
-def _peak(record: Record) -> float | None:
+def _peak(record: Row) -> float | None:
     """The peak behind a compute bound, TFLOP/s."""
     return record.flops / record.bound_s / 1e12 if record.limiter == "compute" and record.bound_s else None
 
 
-def _rate(record: Record) -> str:
+def _rate(record: Row) -> str:
     peak = _peak(record)
     rate = f"{record.tflops or 0.0:.3g} TFLOP/s"
     return f"{rate} ({(record.tflops or 0.0) / peak:.0%} of {peak:,.4g})" if peak else rate

@@ -59,6 +59,12 @@ class Contest:
         """Time over the fastest rival's time: 1 for the fastest, less than 1 only for a baseline."""
         return row.seconds / self.best.seconds if row.timed and self.best else None
 
+    def place(self, row: Row) -> str:
+        """Of a leader "fastest", "tie" or "inconclusive"; "" of any other."""
+        if row not in self.leaders:
+            return ""
+        return "fastest" if len(self.leaders) == 1 else "inconclusive" if self.inconclusive else "tie"
+
     def near(self, row: Row, bounded: bool) -> float | None:
         """The share of the bound, or unless `bounded` the speed relative to the fastest rival."""
         if bounded:

@@ -37,8 +37,7 @@ def _backend_table(contests: Sequence[Contest]) -> str:
     for contest in contests:
         baselines = [row for row in contest.rows if row.timed and row.is_baseline]
         for row in (*contest.ranked, *baselines):
-            drawn = "inconclusive" if contest.inconclusive else "tie"
-            mark = f" ({drawn})" if row in contest.leaders and len(contest.leaders) > 1 else ""
+            mark = f" ({place})" if (place := contest.place(row)) in ("tie", "inconclusive") else ""
             body.append(
                 [
                     cell(contest.label),

@@ -24,6 +24,7 @@ from expertile.lab.report.units import MISSING, error, micros, percent, rate, se
 from expertile.lab.report.verdict import failures, overhead, sentences, standing
 
 _LISTED_GROUPS = 64
+_KINDS = {"fastest": "win", "tie": "win", "inconclusive": "unclear"}  # of cells, by place
 COLUMNS: tuple[tuple[str, str, Callable[[Contest, Row], str]], ...] = (
     ("Workload", "", lambda contest, row: contest.label),
     ("Backend", "", lambda contest, row: row.backend),
@@ -209,9 +210,7 @@ def _mark(contest: Contest, row: Row | None, bounded: bool, places: Mapping[int,
     if value is None:
         text = MISSING if row.timed else standing(contest, row)
         return {"place": place, "share": None, "status": row.status, "text": text}
-    kind = "light" if row.is_baseline else ""
-    if row in contest.leaders:
-        kind = "unclear" if contest.inconclusive else "win"
+    kind = _KINDS.get(contest.place(row), "light" if row.is_baseline else "")
     return {"place": place, "share": f"{min(value, 1):.2f}", "kind": kind, "text": percent(value)}
 
 

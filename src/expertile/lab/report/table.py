@@ -21,6 +21,7 @@ _NAME_WIDTH = 23
 _COLUMNS = (("µs", 10), ("rate", 12), ("bound", 6), ("× best", 6))
 _PANEL_WIDTH = sum(width + 1 for _, width in _COLUMNS)
 _LIGHT = {"dense": "same rows with one weight", "copy": "same bytes moved"}
+_PLACES = {"fastest": ("", "bold green"), "tie": ("=", "bold green"), "inconclusive": ("?", "yellow")}
 _STATUS_STYLES = {"wrong": "bold red", "failed": "red", "refused": "yellow", "unsupported": "dim"}
 
 
@@ -155,13 +156,9 @@ def _cells(contest: Contest | None, backend: str) -> list[Text]:
 
 
 def _times_best(contest: Contest, row: Row) -> Text:
-    ratio = times(contest.times_best(row)).rstrip("×")
-    if row.is_baseline:
-        return Text(ratio, style="dim")
-    if row not in contest.leaders or len(contest.ranked) == 1:
-        return Text(ratio)
-    shared = "" if len(contest.leaders) == 1 else "?" if contest.inconclusive else "="
-    return Text(shared + ratio, style="yellow" if contest.inconclusive else "bold green")
+    place = contest.place(row) if len(contest.ranked) > 1 else ""
+    mark, style = _PLACES.get(place, ("", "dim" if row.is_baseline else ""))
+    return Text(mark + times(contest.times_best(row)).rstrip("×"), style=style)
 
 
 def _notes(run: Run, width: int) -> Iterable[Text]:

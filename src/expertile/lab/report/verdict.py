@@ -11,7 +11,7 @@ from statistics import geometric_mean, median
 from expertile.lab.measure.cpu import QUOTA
 from expertile.lab.measure.stats import WIDE, too_wide
 from expertile.lab.race.record import Record
-from expertile.lab.report.contest import LIMITER, Contest, Run, relative_speed, runs, tied
+from expertile.lab.report.contest import LIMITER, Contest, Run, relative_speed, runs
 from expertile.lab.report.rows import POLICY_NAMES, Row, by
 from expertile.lab.report.units import listed, micros, percent, plural, rate, sentence_case, short, significant, times
 
@@ -299,11 +299,7 @@ def _noise(measured: Sequence[Row]) -> list[str]:
 
 def standing(contest: Contest, row: Row) -> str:
     """Where a row stands: "fastest", "tie", "inconclusive", a multiple of the best time, or its status."""
-    if not row.timed:
-        return row.status
-    if contest.best and not row.is_baseline and tied(contest.best, row):
-        return "fastest" if len(contest.leaders) == 1 else "inconclusive" if contest.inconclusive else "tie"
-    return times(contest.times_best(row))
+    return (contest.place(row) or times(contest.times_best(row))) if row.timed else row.status
 
 
 def of_candidate(records: Iterable[Record], name: str) -> list[str]:
@@ -325,9 +321,9 @@ def of_candidate(records: Iterable[Record], name: str) -> list[str]:
 def _race_of(timed: list[tuple[Contest, Row]], asked: int) -> str:
     """ "right on 4 of 4 workloads; fastest on 1, tied on 2; 1.20× the time of the best of the others"."""
     won = sum(c.winner is row and len(c.ranked) > 1 for c, row in timed)
-    unclear = sum(row in c.leaders and c.inconclusive for c, row in timed)
-    tied = sum(row in c.leaders and len(c.leaders) > 1 for c, row in timed) - unclear
-    counts = [f"{word} {n}" for word, n in (("fastest on", won), ("tied on", tied), ("inconclusive on", unclear)) if n]
+    places = Counter(c.place(row) for c, row in timed)
+    named = (("fastest on", won), ("tied on", places["tie"]), ("inconclusive on", places["inconclusive"]))
+    counts = [f"{word} {n}" for word, n in named if n]
     ratios = [
         row.seconds / others[0].seconds
         for c, row in timed
