@@ -44,6 +44,7 @@ from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
 from expertile.lab.race.timing import time_on_sets
 from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.lab.report.rows import by
 from expertile.lab.report.units import byte_rate, flop_rate, micros
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER
@@ -311,24 +312,21 @@ def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) 
     for r in ok:
         begun[r.run] = min(r.date, begun.get(r.run, r.date))
     ok.sort(key=lambda r: begun[r.run])
-    times: dict[tuple[str, str], dict[tuple[str, str], Timed]] = {}
-    first: dict[str, Record] = {}
-    runs: dict[tuple[str, str], str] = {}
-    for r in ok:
-        # A name is unique within a run only.
-        name = f"{r.workload} {r.dtype} {sorted(r.shape.items())}"
-        first.setdefault(name, r)
-        config: Mapping[str, Any] = {k: v for k, v in r.config.items() if k not in ("tried", "sizes")}
-        if runs.setdefault((name, r.policy), r.run) != r.run:
-            runs[(name, r.policy)] = r.run
-            times.pop((name, r.policy))
-        found = times.setdefault((name, r.policy), {})
-        found[(r.backend, str(sorted(config.items())))] = Timed(r.backend, config, r.time_s or 0.0)
+
+    def measured_problem(r: Record) -> tuple[str, ...]:
+        """With dtype and shape, since a name is unique within a run only."""
+        return r.workload, r.dtype, str(sorted(r.shape.items())), r.policy
+
+    last = {measured_problem(r): r.run for r in ok}
     kind = "cpu" if ok[-1].env.driver is None and not any(r.policy == "graph" for r in ok) else "cuda"
     measured = []
-    for (name, policy), found in times.items():
-        features = features_of(workload_of(first[name]).problem(kind))
-        measured.append(Measured(features, policy, tuple(sorted(found.values(), key=lambda t: t.seconds))))
+    for (*_, policy), found in by((r for r in ok if last[measured_problem(r)] == r.run), measured_problem).items():
+        times: dict[tuple[str, str], Timed] = {}
+        for r in found:
+            config: Mapping[str, Any] = {k: v for k, v in r.config.items() if k not in ("tried", "sizes")}
+            times[(r.backend, str(sorted(config.items())))] = Timed(r.backend, config, r.time_s or 0.0)
+        features = features_of(workload_of(found[0]).problem(kind))
+        measured.append(Measured(features, policy, tuple(sorted(times.values(), key=lambda t: t.seconds))))
     env = ok[-1].env
     versions = {"torch": env.torch, "triton": env.triton, "expertile": env.expertile, "driver": env.driver}
     seeds = {seed for r in ok if (seed := seed_of(r.shape["routing"])) is not None}
