@@ -34,7 +34,7 @@ from expertile.lab.bench.run import resumed, run
 from expertile.lab.measure.environment import capture_env
 from expertile.lab.measure.interleaved import device_alive, failure_of, release
 from expertile.lab.operators._binds import with_gradients
-from expertile.lab.operators._models import BATCHED_TOKENS, MODELS, Plan, build, named_experts
+from expertile.lab.operators._models import BATCHED_TOKENS, GPT_OSS, QWEN3, Plan, build, named_experts
 from expertile.lab.operators.moe import by_expert
 from expertile.lab.race.case import Site, set_count
 from expertile.lab.race.operator import ROUNDOFF, Operator, Rival, Workload
@@ -48,6 +48,31 @@ _GRADIENTS = 4.0  # times the weights, while those of two implementations are he
 # transformers' own may err twice as much: they add the gradients of biases in bfloat16, row after row.
 _TOLERANCE = (4 * ROUNDOFF["bf16"], 12 * ROUNDOFF["bf16"])
 _OTHERS_BACKWARD = (8 * ROUNDOFF["bf16"], 24 * ROUNDOFF["bf16"])
+
+MODELS = (
+    QWEN3,
+    Plan(
+        "Mixtral-8x7B",
+        "Mixtral",
+        dict(hidden_size=4096, intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2),
+    ),
+    Plan(
+        "DeepSeek-V3",
+        "DeepseekV3",
+        dict(
+            hidden_size=7168,
+            moe_intermediate_size=2048,
+            n_routed_experts=256,
+            num_experts_per_tok=8,
+            n_group=8,
+            topk_group=4,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+            first_k_dense_replace=0,
+        ),
+    ),
+    GPT_OSS,
+)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from expertile.device import Device
 from expertile.integrations.transformers import register
 from expertile.lab.bench.run import run
-from expertile.lab.operators._models import MODELS, Plan
+from expertile.lab.operators._models import Plan
 from expertile.lab.operators.products import REAL_MODELS
 from expertile.lab.race.case import Site
 from tools import measure_transformers as tool
+from tools.measure_transformers import MODELS
 
 CPU = torch.device("cpu")
 SITE = Site(replace(Device.current("cpu"), l2_bytes=1), CPU)  # one set of inputs

@@ -38,38 +38,17 @@ class Plan:
     packed: bool = False
 
 
-MODELS = (  # config.json of each on Hugging Face; what is not named here has no part in the experts
-    Plan(
-        "Qwen3-30B-A3B",
-        "Qwen3Moe",
-        dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True),
-    ),
-    Plan(
-        "Mixtral-8x7B",
-        "Mixtral",
-        dict(hidden_size=4096, intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2),
-    ),
-    Plan(
-        "DeepSeek-V3",
-        "DeepseekV3",
-        dict(
-            hidden_size=7168,
-            moe_intermediate_size=2048,
-            n_routed_experts=256,
-            num_experts_per_tok=8,
-            n_group=8,
-            topk_group=4,
-            norm_topk_prob=True,
-            routed_scaling_factor=2.5,
-            first_k_dense_replace=0,
-        ),
-    ),
-    Plan(
-        "gpt-oss-120b",
-        "GptOss",
-        dict(hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4),
-        attention="eager",
-    ),
+# config.json of each on Hugging Face; what is not named here has no part in the experts
+QWEN3 = Plan(
+    "Qwen3-30B-A3B",
+    "Qwen3Moe",
+    dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True),
+)
+GPT_OSS = Plan(
+    "gpt-oss-120b",
+    "GptOss",
+    dict(hidden_size=2880, intermediate_size=2880, num_local_experts=128, num_experts_per_tok=4),
+    attention="eager",
 )
 
 

@@ -27,7 +27,7 @@ from expertile.lab.measure.env import Env, timestamp
 from expertile.lab.measure.environment import capture_env, new_run_id
 from expertile.lab.measure.interleaved import Budget, Failure, failure_of, release, time_interleaved
 from expertile.lab.operators import _models as models
-from expertile.lab.operators._models import BATCHED_TOKENS, DEQUANTISED, MODELS, Plan
+from expertile.lab.operators._models import BATCHED_TOKENS, DEQUANTISED, GPT_OSS, QWEN3, Plan
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import peak_memory
 from expertile.lab.race.operator import Verdict
@@ -49,16 +49,15 @@ _SMALL = dict(hidden_size=64, vocab_size=256, num_attention_heads=4, num_key_val
 
 def plans(preset: str, device: torch.device) -> tuple[Plan, ...]:
     """At full size for a GPU, with two small layers for a CPU."""
-    own = {model.name: model.options for model in MODELS}
-    qwen, oss = {**own["Qwen3-30B-A3B"], **_FULL}, {**own["gpt-oss-120b"]}
+    qwen, oss = {**QWEN3.options, **_FULL}, {**GPT_OSS.options}
     layers, name = (12 if preset == TRAIN else 48, 36), ""
     if device.type != "cuda":
         qwen |= _SMALL | dict(moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2)
         oss |= _SMALL | dict(intermediate_size=64, num_local_experts=4, num_experts_per_tok=2)
         layers, name = (2, 2), "small-"
     found = (
-        Plan(f"{name}Qwen3-30B-A3B", "Qwen3Moe", qwen | {"num_hidden_layers": layers[0]}),
-        Plan(f"{name}gpt-oss-120b", "GptOss", oss | {"num_hidden_layers": layers[1]}, attention="eager", packed=True),
+        replace(QWEN3, name=f"{name}{QWEN3.name}", options=qwen | {"num_hidden_layers": layers[0]}),
+        replace(GPT_OSS, name=f"{name}{GPT_OSS.name}", options=oss | {"num_hidden_layers": layers[1]}, packed=True),
     )
     return found[:1] if preset == TRAIN else found
 
