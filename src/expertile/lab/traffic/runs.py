@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expertile.lab.operators import operators
+from expertile.lab.race.operands import make_operands
 from expertile.lab.race.operator import Inputs, Workload
+from expertile.lab.race.workloads import ragged_m
 from expertile.lab.traffic.attention import MATH
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED
 from expertile.lab.traffic.model import call as call_of
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ragged import offs_from_sizes
 
 Call = Callable[[], Any]
 Run = Callable[[Workload, Inputs], Call]
@@ -31,32 +32,29 @@ _EPS = 1e-5
 
 
 def prepare(w: Workload, way: str, device: torch.device | str, seed: int = 0) -> Call:
-    """Inputs on `device`, and a function that computes `w` once, the given way; a backward pass has its forward
-    pass behind it. ValueError for a way that does not exist or is not run here."""
+    """Inputs on `device`, and a function that computes `w` once, the given way; a backward pass has its forward pass
+    behind it. ValueError for a way that does not exist or is not run here."""
     ways = runnable(w.op)
     if way not in ways:
         raise ValueError(f"way: expected one of {', '.join(ways) or 'none'} for {w.op}, got {way!r}")
     if w.op == GROUPED:
         return _grouped(w, way, torch.device(device), seed)
-    operator = operators()[w.op]
-    inputs = operator.make_inputs(w, torch.device(device), seed)
-    steps = _STEPS[w.op]
-    if way in steps:
-        return steps[way](w, inputs)
-    name = _RIVALS.get((w.op, way), way)
-    with torch.enable_grad():
-        return next(rival for rival in operator.rivals if rival.name == name).bind(w, inputs)
+    return _WAYS[w.op][way](w, operators()[w.op].make_inputs(w, torch.device(device), seed))
 
 
 def runnable(op: str) -> tuple[str, ...]:
     """The ways of an operator that `prepare` knows."""
-    if op == GROUPED:
-        return (UNFUSED, TORCH, OURS)
-    if op not in _STEPS:
-        return ()
-    if op.startswith("laplacian"):  # torch has no way of its own but the steps
-        return (UNFUSED, OURS)
-    return tuple(dict.fromkeys((*_STEPS[op], TORCH, OURS)))
+    return (UNFUSED, TORCH, OURS) if op == GROUPED else tuple(_WAYS.get(op, ()))
+
+
+def _rival(name: str) -> Run:
+    """As the lab's rival of that name computes it."""
+
+    def bind(w: Workload, inputs: Inputs) -> Call:
+        with torch.enable_grad():
+            return next(rival for rival in operators()[w.op].rivals if rival.name == name).bind(w, inputs)
+
+    return bind
 
 
 def _steps(compute: Callable[..., Any]) -> Run:
@@ -83,22 +81,22 @@ def unfused_norm(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def _norm_backward(w: Workload, inputs: Inputs) -> Call:
-    dy, x, weight, *_, rstd = inputs
-    column = rstd[:, None]
-    shift = (-inputs[4][:, None] * column).to(x.dtype) if w.op.startswith("layer_norm") else None
-    column = column.to(x.dtype)
-    return lambda: unfused_norm_backward(dy, x, weight, shift, column)
+    """Gradients of x, weight and, for layer norm, which has a shift of -mean * rstd, bias."""
+    dy, x, weight, *_, stats = inputs
+    rstd = stats[:, None]
+    shift = (-inputs[4][:, None] * rstd).to(x.dtype) if w.op.startswith("layer_norm") else None
+    rstd = rstd.to(x.dtype)
 
+    def call() -> tuple[Tensor, ...]:
+        n = x * rstd if shift is None else torch.addcmul(shift, x, rstd)
+        g = dy * weight
+        gn = n * (g * n).mean(-1, keepdim=True)
+        if shift is not None:
+            g = g - g.mean(-1, keepdim=True)
+        dx, dw = (g - gn) * rstd, (dy * n).sum(0)
+        return (dx, dw) if shift is None else (dx, dw, dy.sum(0))
 
-def unfused_norm_backward(dy: Tensor, x: Tensor, w: Tensor, shift: Tensor | None, rstd: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of x, weight and (with a `shift` of -mean * rstd, that is for layer norm) bias."""
-    n = x * rstd if shift is None else torch.addcmul(shift, x, rstd)
-    g = dy * w
-    gn = n * (g * n).mean(-1, keepdim=True)
-    if shift is not None:
-        g = g - g.mean(-1, keepdim=True)
-    dx, dw = (g - gn) * rstd, (dy * n).sum(0)
-    return (dx, dw) if shift is None else (dx, dw, dy.sum(0))
+    return call
 
 
 def _mask(w: Workload, like: Tensor) -> Tensor | None:
@@ -109,19 +107,17 @@ def _mask(w: Workload, like: Tensor) -> Tensor | None:
 
 
 def _attention(w: Workload, inputs: Inputs) -> Call:
-    q, k, v = inputs
-    mask = _mask(w, q)
-    return lambda: unfused_attention(q, k, v, mask)
+    q, keys, values = inputs
+    mask, group = _mask(w, q), w["heads"] // w["kv_heads"]
 
+    def call() -> Tensor:
+        k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (keys, values))
+        scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask, float("-inf"))
+        return torch.softmax(scores, -1) @ v
 
-def unfused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    if group > 1:
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-    if mask is not None:
-        scores = scores.masked_fill(mask, float("-inf"))
-    return torch.softmax(scores, -1) @ v
+    return call
 
 
 def _math(w: Workload, inputs: Inputs) -> Call:
@@ -149,47 +145,43 @@ def _attention_backward(w: Workload, inputs: Inputs) -> Call:
     mask = _mask(w, q)
     scores = (q @ k.transpose(-1, -2)).float() * w["head_dim"] ** -0.5
     p = torch.softmax(scores if mask is None else scores.masked_fill(mask, float("-inf")), -1).to(q.dtype)
-    return lambda: unfused_attention_backward(q, k, v, p, dout, mask)
 
+    def call() -> tuple[Tensor, ...]:
+        dv = p.transpose(-1, -2) @ dout
+        dp = dout @ v.transpose(-1, -2)
+        ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
+        if mask is not None:
+            ds = ds.masked_fill(mask, 0.0)
+        ds = ds * q.shape[-1] ** -0.5
+        return ds @ k, ds.transpose(-1, -2) @ q, dv
 
-def unfused_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, p: Tensor, dout: Tensor, mask: Tensor | None
-) -> tuple[Tensor, ...]:
-    dv = p.transpose(-1, -2) @ dout
-    dp = dout @ v.transpose(-1, -2)
-    ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype)
-    if mask is not None:
-        ds = ds.masked_fill(mask, 0.0)
-    ds = ds * q.shape[-1] ** -0.5
-    return ds @ k, ds.transpose(-1, -2) @ q, dv
+    return call
 
 
 def _grouped(w: Workload, way: str, device: torch.device, seed: int) -> Call:
-    sizes, generator = w["group_sizes"], torch.Generator(device).manual_seed(seed)
-    shapes = ((sum(sizes), w["k"]), (len(sizes), w["n"], w["k"]))
-    a, b = (torch.randn(shape, device=device, generator=generator).to(w.torch_dtype) for shape in shapes)
-    b, offs = b.transpose(1, 2), offs_from_sizes(sizes, device)
+    made = make_operands(ragged_m(w.name, "", w["group_sizes"], w["k"], w["n"], w.dtype), device, seed)
+    a, b, offs = made.a, made.b, made.offs
     if way == TORCH:
         return lambda: F.grouped_mm(a, b, offs=offs)
     return lambda: grouped_mm(a, b, offs=offs, backend="loop" if way == UNFUSED else "auto")
 
 
-# What is no rival of the lab's, or is called in another way there.
-_STEPS: Mapping[str, Mapping[str, Run]] = {
-    "softmax": {UNFUSED: _steps(unfused_softmax)},
-    "softmax_backward": {UNFUSED: _steps(unfused_softmax_backward)},
-    "layer_norm": {UNFUSED: _steps(unfused_norm)},
-    "layer_norm_backward": {UNFUSED: _norm_backward},
-    "rms_norm": {UNFUSED: _steps(unfused_norm)},
-    "rms_norm_backward": {UNFUSED: _norm_backward},
-    "attention": {UNFUSED: _attention, MATH: _math},
-    "attention_backward": {UNFUSED: _attention_backward, TORCH: _flash_backward},
-    "laplacian": {},
-    "laplacian_backward": {},
-    "add_scalar": {},
+_TORCH_AND_OURS: Mapping[str, Run] = {TORCH: _rival("torch"), OURS: _rival("expertile")}
+# By slices, as one writes the stencil in torch, is its unfused way; torch has no other.
+_STENCIL: Mapping[str, Run] = {UNFUSED: _rival("torch"), OURS: _rival("expertile")}
+_WAYS: Mapping[str, Mapping[str, Run]] = {
+    "softmax": {UNFUSED: _steps(unfused_softmax), **_TORCH_AND_OURS},
+    "softmax_backward": {UNFUSED: _steps(unfused_softmax_backward), **_TORCH_AND_OURS},
+    "layer_norm": {UNFUSED: _steps(unfused_norm), **_TORCH_AND_OURS},
+    "layer_norm_backward": {UNFUSED: _norm_backward, **_TORCH_AND_OURS},
+    "rms_norm": {UNFUSED: _steps(unfused_norm), **_TORCH_AND_OURS},
+    "rms_norm_backward": {UNFUSED: _norm_backward, **_TORCH_AND_OURS},
+    "attention": {UNFUSED: _attention, MATH: _math, **_TORCH_AND_OURS, TORCH: _rival("sdpa_fa2")},
+    "attention_backward": {UNFUSED: _attention_backward, **_TORCH_AND_OURS, TORCH: _flash_backward},
+    "laplacian": _STENCIL,
+    "laplacian_backward": _STENCIL,
+    "add_scalar": _TORCH_AND_OURS,
 }
-# What the lab calls a way by another name: by slices, as one writes the stencil in torch, is the unfused one.
-_RIVALS = {("attention", TORCH): "sdpa_fa2", ("laplacian", UNFUSED): "torch", ("laplacian_backward", UNFUSED): "torch"}
 
 
 def encode(w: Workload) -> str:
