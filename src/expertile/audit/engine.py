@@ -12,6 +12,7 @@ from expertile.audit.rules import (
     equations,
     limits,
     peaks,
+    retold,
     shared,
     solve,
     spoken,
@@ -24,7 +25,7 @@ from expertile.device import Device
 
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
-    *(solve.rows, solve.each, solve.counted, told.ratios, told.retold, told.twins, totals.totals, totals.orders),
+    *(solve.rows, solve.each, solve.counted, told.ratios, retold.retold, retold.twins, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
     *(
         claims.ranges,

@@ -251,9 +251,8 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        self.sparse = bool(
-            re.search(r"(?<!no )(?<!without )spars|(?<!no )(?<!without )2:4", self.text)
-        )  # whether it is spoken of
+        # Whether it is spoken of.
+        self.sparse = bool(re.search(r"(?<!no )(?<!without )(?:spars|2:4)", self.text))
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [block_facts(block) for block in self.blocks]
 
@@ -289,11 +288,6 @@ class Report:
                     self.rows.append(Row("record", held[0].line, "\n".join(r.text for r in held), figures, index))
             if key:
                 record[key[1].lower()] = row
-
-    def bytes_near(self, row: Row) -> list[Quantity]:
-        """The bytes that the row's block or the text right above it states."""
-        last = next((b for b in range(row.block - 1, -1, -1) if self.blocks[b].kind != "heading"), row.block)
-        return [q for r in self.lines_of_text if r.block in (row.block, last) for q in r.of("bytes")]
 
     @lru_cache  # noqa: B019  (a report lives for one audit)
     def names_gpu(self, block: int) -> bool:

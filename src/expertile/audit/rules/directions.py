@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from expertile.audit.finding import QUESTION, Finding, finding
 from expertile.audit.quantity import RATIO, Quantity
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.told import near_grids
+from expertile.audit.rules.retold import near_grids
 
 _LOW = ("time", "s_per_token", "s_per_item", "money", "energy", "$/token", "J/token")
 _HIGH = ("rate", "bandwidth", "tokens_per_s", "items_per_s")

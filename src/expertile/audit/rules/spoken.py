@@ -9,7 +9,8 @@ from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.told import APART, near_grids
+from expertile.audit.rules.retold import near_grids
+from expertile.audit.rules.told import APART
 
 _Of = Callable[[list[float]], float]
 

@@ -1,5 +1,4 @@
-"""What sentences and records say of other figures: ratios of the figures beside them, of the sentence before, of the
-tables near by; figures that a table has otherwise; best cases that no row reaches.
+"""What sentences and records say of other figures: ratios of the figures beside them and of the sentence before.
 
 It asks, unless the sentence's or record's only two figures can only be what it compares.
 """
@@ -7,19 +6,16 @@ It asks, unless the sentence's or record's only two figures can only be what it 
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from expertile.audit.facts import facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.interval import NUMBER, ODD, Interval, exact, printed
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Grid, Report, Row
+from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.made import TYPED, printed_as
 from expertile.audit.rules.tables import wrong
-from expertile.audit.rules.totals import MEAN, means_of
 
 _FROM = re.compile(
     r"(?i)\bfrom\b.*\bto\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
@@ -29,7 +25,7 @@ _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
     r"sav|\b(?:down|up)\b(?! to)|beat|buys|yields|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
 )
-_OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
+OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
 _SIZE = re.compile(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
 _THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
@@ -46,7 +42,7 @@ APART = re.compile(
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 
 
-def _mid(q: Quantity) -> float:
+def mid(q: Quantity) -> float:
     return q.value.mid
 
 
@@ -57,30 +53,30 @@ def _at_least(q: Quantity) -> Quantity:
     return replace(q, value=Interval(0.97 * q.value.lo, q.value.mid, math.inf), exact=True)
 
 
-def _near(row: Row, q: Quantity, before: int, behind: int) -> str:
+def words_near(row: Row, q: Quantity, before: int, behind: int) -> str:
     return row.text[max(0, q.start - before) : q.start] + "|" + row.text[q.end : q.end + behind]
 
 
-def _may_be(q: Quantity, x: Interval, change: str = "", slack: float = ODD) -> bool:
+def may_be(q: Quantity, x: Interval, change: str = "", slack: float = ODD) -> bool:
     """Whether `q` may be what is printed for the quotient `x` or its inverse."""
     return any(f.hi > 0 and q.value.meets(f, slack) for z in (x, exact(1.0) / x) for f in printed_as(q, z, change))
 
 
 def _either(q: Quantity, a: Quantity, b: Quantity, change: str = "") -> bool:
     alike = re.sub(r"[\d., ]|[kKMGT](?=i?B)", "", a.text) == re.sub(r"[\d., ]|[kKMGT](?=i?B)", "", b.text)
-    return _may_be(q, a.plain / b.plain if alike else a.value / b.value, change)
+    return may_be(q, a.plain / b.plain if alike else a.value / b.value, change)
 
 
-def _wrong(q: Quantity, pair: list[Quantity], sure: bool = True) -> Finding:
-    b, a = sorted(pair, key=_mid)
-    message = wrong(f"{a.text} / {b.text}", _mid(a) / _mid(b), q) + ("" if sure else ": is it of these two?")
+def not_made(q: Quantity, pair: list[Quantity], sure: bool = True) -> Finding:
+    b, a = sorted(pair, key=mid)
+    message = wrong(f"{a.text} / {b.text}", mid(a) / mid(b), q) + ("" if sure else ": is it of these two?")
     return finding(INCONSISTENT if sure else QUESTION, "ratio", message, q, lines=(a.line, b.line))
 
 
 def ratios(report: Report) -> Iterator[Finding]:
     """Figures of one kind and what the sentence or record makes of them: "from 12.4 ms to 3.1 ms, 4.0x faster"."""
     for whole in report.rows:
-        said = [q for q in map(_at_least, whole.of("ratio", "percent")) if q.exact and _mid(q)]
+        said = [q for q in map(_at_least, whole.of("ratio", "percent")) if q.exact and mid(q)]
         said = [q for q in said if not _NO_RATIO.search(q.words) or re.search(r"(?i)\b(?:sav|cut)\w*\W*$", q.label)]
         said = [q for q in said if not _POINTS.search(q.text)]
         if whole.kind != "line":
@@ -98,7 +94,7 @@ def ratios(report: Report) -> Iterator[Finding]:
             sure = [f for f in found if f.verdict == INCONSISTENT]
             yield from [*sure, *_scaling(row), *_gained(row)] or [*_in_sentence(row, said)] or found
         for kind in (*_COMPARED, "percent") if whole.kind == "line" else ():
-            yield from _difference(whole, [q for q in whole.of(kind) if q.exact and _mid(q)])
+            yield from _difference(whole, [q for q in whole.of(kind) if q.exact and mid(q)])
 
 
 _LEFT = re.compile(r"(?i)(?:\bsav\w*|\bless|\bmore|fewer|differ\w*|reduction of|gain of|drop of|\bby)\W*(?:\w+ )?$")
@@ -149,13 +145,13 @@ def _scaling(row: Row) -> Iterator[Finding]:
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
     for kind in ("ratio", *TYPED) if times and len(shares) == 1 else ():
         slower = weak and kind == "time"
-        held = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if _mid(q) and q.exact]
+        held = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if mid(q) and q.exact]
         held = [q for r in near for q in r.of("time", "s_per_item") if q.exact] if slower else held
         held = [q for q in held if q in row.quantities] if len(held) > 2 and not slower else held
         held = [q for q in held if not (said and q.start == said.start(1))]
-        held = held or [q for r in scaled for q in r.of(kind) if _mid(q)]
-        gain = _mid(held[0]) if len(held) == 1 and kind == "ratio" else 0.0
-        gain = max(map(_mid, held)) / min(map(_mid, held)) if len(held) == 2 or (held and slower) else gain
+        held = held or [q for r in scaled for q in r.of(kind) if mid(q)]
+        gain = mid(held[0]) if len(held) == 1 and kind == "ratio" else 0.0
+        gain = max(map(mid, held)) / min(map(mid, held)) if len(held) == 2 or (held and slower) else gain
         gain = times / gain if slower and gain else gain
         if gain and not shares[0].value.meets(gain / times, 0.03):
             message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
@@ -169,7 +165,7 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     pairs = [held for kind in TYPED if len(held := [q for q in parts if q.kind == kind]) == 2]
     # A ratio of memory is not of the times beside it, nor one of speed of the bytes.
     other, text = (_SPEED if pairs and pairs[0][0].kind == "bytes" else _SIZE), row.text * (row.kind == "table")
-    said = [q for q in said if _OUTCOME.search(q.label + text) and not other.search(q.words)]
+    said = [q for q in said if OUTCOME.search(q.label + text) and not other.search(q.words)]
     # Of two variants with several figures each, the speed-up is of one of these; two ratios in a line are of parts.
     whole = len(pairs) > 1 and all(re.fullmatch(r"(?i)\W*(?:\w+ )?speed-?\s?up\W*", q.label) for q in said)
     apart = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
@@ -177,7 +173,7 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         return
     alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
     if alone and not _THAN.search(said[0].after) and not any(_either(said[0], x, y) for x, y in pairs):
-        yield _wrong(said[0], pairs[0])
+        yield not_made(said[0], pairs[0])
 
 
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
@@ -202,7 +198,7 @@ def _compared(row: Row) -> list[Quantity]:
     return held
 
 
-def _change(row: Row, q: Quantity, sure: bool, last: int) -> str:
+def change_of(row: Row, q: Quantity, sure: bool, last: int) -> str:
     """Which change a ratio or percentage says that it is; `last` characters before it are its own."""
     head, tail = row.text[: q.start], row.text[q.end :]
     if q.kind == "percent" and re.match(r"\W*(?:slower|longer|more|higher)\b", tail):
@@ -238,14 +234,14 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             of for k in dict.fromkeys(x.kind for x in own) if 2 <= len(of := [x for x in own if x.kind == k]) <= 4
         ]
         last = 24 if len(said) > 1 else 400
-        change = _change(row, q, sure, min(last, len(re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]) or 1))
+        change = change_of(row, q, sure, min(last, len(re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]) or 1))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
         kinds = [x.kind for x in row.quantities]
         listed = len({kinds[0], *kinds[1::2]}) == 1 and not {*kinds[2::2]} - {"ratio", "percent"}
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
         beside = bool(beside or re.search(r"\bfrom [^()]* to [^()]*\($", head[-48:]))
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
-        if not several or not (sure or bracket or _COMPARES.search(_near(row, q, 32, 40))):
+        if not several or not (sure or bracket or _COMPARES.search(words_near(row, q, 32, 40))):
             continue
         if any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2)):
             continue
@@ -259,7 +255,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
                 continue  # "by 96 %, from 870 to 34 us, and improved the latency by 6 %"
             ahead = several[-1][-2].start - q.end  # of these two only by its place
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
-            yield _wrong(q, several[-1][-2:], sure and not far and len(follow) == len(said) - 1)
+            yield not_made(q, several[-1][-2:], sure and not far and len(follow) == len(said) - 1)
 
 
 def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
@@ -268,151 +264,16 @@ def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
     ahead = row.text[q.end : a.start]
     if q.end <= a.start and (")" in ahead or len(ahead) > (90 if ":" in ahead else 48)):
         return False  # it has figures of its own
-    close = re.fullmatch(r"\W{1,3}", behind) and _OUTCOME.search(q.after) and not _THAN.search(q.after)
+    close = re.fullmatch(r"\W{1,3}", behind) and OUTCOME.search(q.after) and not _THAN.search(q.after)
     # "1.9 ms, the unfused one 5.1 ms, which makes it 3.7x faster"
     last = q is row.quantities[-1] and len(row.quantities) == 3 and re.match(r"\W*(?:faster|slower|speed)", q.after)
     # "as the length grew 4x" is not of the times: a word of gain stands beside the ratio, or the times do.
     told: object = (
         (q.end <= a.start and q.text[0] in "+-−")
-        or _OUTCOME.search(_near(row, q, 24, 16))
+        or OUTCOME.search(words_near(row, q, 24, 16))
         or _BY.search(row.text[: q.start])
     )
     told = told or re.fullmatch(r"\W+", behind) or "→" in between or re.search("(?<!-)->", between)
     # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
     other = re.search(r"\d", between) or re.search(r"\d ?(?:→|->) ?$", before)
     return bool(told and not other and (_FROM.search(f"{before[-8:]} {between}") or close or last))
-
-
-_BEST = re.compile(
-    r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
-)
-_WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
-
-
-def near_grids(report: Report, row: Row) -> list[Grid]:
-    return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
-
-
-def retold(report: Report) -> Iterator[Finding]:
-    """Each figure of a sentence against the tables within forty lines of it."""
-    in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
-    for row in (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text)):
-        above = near_grids(report, row)
-        near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
-        for q in row.quantities if near else ():
-            if q.value.mid and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
-                cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
-                named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
-                if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
-                    yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in near])
-                elif q.kind in TYPED and near[0].drawn:
-                    yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
-
-
-def twins(report: Report) -> Iterator[Finding]:
-    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
-    records: dict[tuple[str, ...], list[Row]] = {}
-    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
-        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
-    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
-    blocks = {r.block for of in records.values() for r in of}
-    for row in report.lines_of_text if pairs else ():
-        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
-            past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
-            said = f" {' '.join(_WORDS.findall(row.text[past : q.start].lower()))} "
-            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
-                name = " ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", a.label).lower()))
-                same = _may_be(q, a.plain / b.plain, _change(row, q, True, 40), 0.02)
-                if len(name) > 3 and f" {name} " in said and not same:
-                    yield _wrong(q, [a, b], False)
-
-
-def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]) -> Iterator[Finding]:
-    """A figure that the named row has otherwise, or that is more than any row's."""
-    held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
-    sums = [x for a, b in itertools.combinations(map(_mid, held), 2) for x in (abs(a - b), a + b)]
-    close = min(held, key=lambda c: abs(math.log(_mid(c) / _mid(q))), default=q)
-    same = any(c.value.meets(q.value, 0.015) for c in cells) or any(q.value.meets(x, 0.03) for x in sums)
-    most = max(cells, key=lambda c: c.value.hi, default=q)
-    if not same and close is not q and 0.4 < _mid(close) / _mid(q) < 2.5:
-        message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
-        yield finding(QUESTION, "retold", message, q, close)
-    elif q.kind not in TYPED[1:5] or len(cells) < 3 or not _BEST.search(_near(row, q, 48, 24)):
-        return
-    elif 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi and not MEAN.search(row.text):
-        message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
-        yield finding(QUESTION, "headline", message, q, most)
-
-
-def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
-    """A gain that no two figures of a table make."""
-    kinds, words = [x.kind for x in row.of(*TYPED)], _near(row, q, 24, 24)
-    mean = MEAN.search(row.text.replace("_", " "))
-    # A sentence of two figures has what makes it; one that averages does not repeat a row.
-    cells = (
-        cells
-        if not mean or len(row.of("ratio")) > 1
-        else [c for grid, _ in held for r in grid.rows if r.summary for c in r.of(q.kind)]
-    )
-    if any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
-        return
-    two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
-    if len(row.of("ratio", "percent")) > 3 or not (two or _OUTCOME.search(_near(row, q, 48, 24))):
-        return
-    speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
-    typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
-    text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
-    made = [max(x, 1 / x) for g, rows in held for x in (means_of(g) if mean else _made(g, rows, typed, text))]
-    bound = not q.exact or _BEST.search(_near(row, q, 48, 24))
-    more = bound and q.kind == "ratio" and _mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
-    change = _change(row, q, True, 40)
-    # Of rows that it does not name it speaks right beside them.
-    named = mean or held[0][1] is not held[0][0].rows
-    beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
-    if more or (made and not bound and (named or beside) and not any(_may_be(q, exact(x), change, 0.04) for x in made)):
-        rule = "headline" if bound else "total" if mean else "retold"
-        gains = [_mid(q)] if q.kind == "ratio" else [1 + _mid(q), 1 / max(1 - _mid(q), 0.01)]
-        off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
-        if off > 0.5:
-            return  # it is of something else
-        message = f"no two figures of the table make {q.text}, the nearest {best:.3g}x: which rows?"
-        yield finding(QUESTION, rule, message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
-
-
-def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
-    """The rows that a sentence names by a cell of theirs, or else by a figure."""
-    text, found = f" {' '.join(_WORDS.findall(clause.lower()))} ", []
-    for r in grid.rows:
-        cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
-        names = [" ".join(_WORDS.findall(c)) for c in cells]
-        found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
-    # "ours" within "ours fp8" names no row.
-    sizes, longer = facts(clause).sizes.items(), {n for of in found for n in found if of != n and f" {of} " in f" {n} "}
-    rows = [r for r in grid.rows if any(r.own.get(n) == v for n, v in sizes)]
-    rows = rows or [
-        r
-        for r, of in zip(grid.rows, found, strict=True)
-        if of and not any(f" {of} " in f" {n} " for n in longer - {of})
-    ]
-    told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
-    same = (
-        r for r in grid.rows if any(c.kind == q.kind and c.value.meets(q.value) for q in told for c in r.quantities)
-    )
-    rows = rows or [*same]
-    return rows if len(rows) < 4 else []
-
-
-def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str) -> list[float]:
-    """The quotients of two figures of a row, and, where the text names no column, of a row's and another's in its
-    column."""
-    found = [_mid(c) for r in rows for c in r.of("ratio") if _mid(c)]
-    names = [" ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", h).lower())) for h in grid.header[1:]]
-    named = any(len(n) > 2 and f" {n} " in text for n in names)
-    for r, kind in itertools.product(rows, kinds):
-        held = [c for c in r.of(kind) if _mid(c)]
-        # Another size is another problem.
-        apart = len(held) > 1 and (named or (r.own and not any(f" {n} " in text for n in (*r.own, "from"))))
-        below = [c for s in grid.rows if s is not r and not apart for c in s.of(kind) if _mid(c)]
-        beside = ((a, b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b)
-        found += [_mid(a) / _mid(b) for a, b in beside]
-    return found

@@ -1,0 +1,152 @@
+"""What sentences retell of the tables and records near by: figures that these have otherwise, gains that no two of
+their figures make, best cases that no row reaches. It asks only."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+from expertile.audit.facts import facts
+from expertile.audit.finding import QUESTION, Finding, finding
+from expertile.audit.interval import exact
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Grid, Report, Row
+from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.limits import NO_RUN_OF_ONE
+from expertile.audit.rules.made import TYPED
+from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near
+from expertile.audit.rules.totals import MEAN, means_of
+
+_BEST = re.compile(
+    r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
+)
+_WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
+
+
+def near_grids(report: Report, row: Row) -> list[Grid]:
+    return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
+
+
+def retold(report: Report) -> Iterator[Finding]:
+    """Each figure of a sentence against the tables within forty lines of it."""
+    in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
+    for row in (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text)):
+        above = near_grids(report, row)
+        near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
+        for q in row.quantities if near else ():
+            if q.value.mid and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
+                cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
+                named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
+                if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
+                    yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in near])
+                elif q.kind in TYPED and near[0].drawn:
+                    yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
+
+
+def twins(report: Report) -> Iterator[Finding]:
+    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
+    records: dict[tuple[str, ...], list[Row]] = {}
+    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
+        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
+    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
+    blocks = {r.block for of in records.values() for r in of}
+    for row in report.lines_of_text if pairs else ():
+        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
+            past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+            said = f" {' '.join(_WORDS.findall(row.text[past : q.start].lower()))} "
+            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
+                name = " ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", a.label).lower()))
+                same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
+                if len(name) > 3 and f" {name} " in said and not same:
+                    yield not_made(q, [a, b], False)
+
+
+def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]) -> Iterator[Finding]:
+    """A figure that the named row has otherwise, or that is more than any row's."""
+    held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
+    sums = [x for a, b in itertools.combinations(map(mid, held), 2) for x in (abs(a - b), a + b)]
+    close = min(held, key=lambda c: abs(math.log(mid(c) / mid(q))), default=q)
+    same = any(c.value.meets(q.value, 0.015) for c in cells) or any(q.value.meets(x, 0.03) for x in sums)
+    most = max(cells, key=lambda c: c.value.hi, default=q)
+    if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
+        message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
+        yield finding(QUESTION, "retold", message, q, close)
+    elif q.kind not in TYPED[1:5] or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
+        return
+    elif 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi and not MEAN.search(row.text):
+        message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
+        yield finding(QUESTION, "headline", message, q, most)
+
+
+def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
+    """A gain that no two figures of a table make."""
+    kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
+    mean = MEAN.search(row.text.replace("_", " "))
+    # A sentence of two figures has what makes it; one that averages does not repeat a row.
+    cells = (
+        cells
+        if not mean or len(row.of("ratio")) > 1
+        else [c for grid, _ in held for r in grid.rows if r.summary for c in r.of(q.kind)]
+    )
+    if any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
+        return
+    two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
+    if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(words_near(row, q, 48, 24))):
+        return
+    speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
+    typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
+    text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
+    made = [max(x, 1 / x) for g, rows in held for x in (means_of(g) if mean else _made(g, rows, typed, text))]
+    bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
+    more = bound and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
+    change = change_of(row, q, True, 40)
+    # Of rows that it does not name it speaks right beside them.
+    named = mean or held[0][1] is not held[0][0].rows
+    beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
+    if more or (made and not bound and (named or beside) and not any(may_be(q, exact(x), change, 0.04) for x in made)):
+        rule = "headline" if bound else "total" if mean else "retold"
+        gains = [mid(q)] if q.kind == "ratio" else [1 + mid(q), 1 / max(1 - mid(q), 0.01)]
+        off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
+        if off > 0.5:
+            return  # it is of something else
+        message = f"no two figures of the table make {q.text}, the nearest {best:.3g}x: which rows?"
+        yield finding(QUESTION, rule, message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
+
+
+def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
+    """The rows that a sentence names by a cell of theirs, or else by a figure."""
+    text, found = f" {' '.join(_WORDS.findall(clause.lower()))} ", []
+    for r in grid.rows:
+        cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
+        names = [" ".join(_WORDS.findall(c)) for c in cells]
+        found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
+    # "ours" within "ours fp8" names no row.
+    sizes, longer = facts(clause).sizes.items(), {n for of in found for n in found if of != n and f" {of} " in f" {n} "}
+    rows = [r for r in grid.rows if any(r.own.get(n) == v for n, v in sizes)]
+    rows = rows or [
+        r
+        for r, of in zip(grid.rows, found, strict=True)
+        if of and not any(f" {of} " in f" {n} " for n in longer - {of})
+    ]
+    told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
+    same = (
+        r for r in grid.rows if any(c.kind == q.kind and c.value.meets(q.value) for q in told for c in r.quantities)
+    )
+    rows = rows or [*same]
+    return rows if len(rows) < 4 else []
+
+
+def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str) -> list[float]:
+    """The quotients of two figures of a row, and, where the text names no column, of a row's and another's in its
+    column."""
+    found = [mid(c) for r in rows for c in r.of("ratio") if mid(c)]
+    names = [" ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", h).lower())) for h in grid.header[1:]]
+    named = any(len(n) > 2 and f" {n} " in text for n in names)
+    for r, kind in itertools.product(rows, kinds):
+        held = [c for c in r.of(kind) if mid(c)]
+        # Another size is another problem.
+        apart = len(held) > 1 and (named or (r.own and not any(f" {n} " in text for n in (*r.own, "from"))))
+        below = [c for s in grid.rows if s is not r and not apart for c in s.of(kind) if mid(c)]
+        beside = ((a, b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b)
+        found += [mid(a) / mid(b) for a, b in beside]
+    return found
