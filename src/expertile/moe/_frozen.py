@@ -15,7 +15,7 @@ pre, the routing, x where gate_up has an adapter, and u and v [R, r] beside them
 
 FP8 (weights in e4m3, blocks of 128×128; or MXFP4 in the order of FP8 products, `Mxfp4Fp8Weight`): activations are
 quantised in blocks of 1×128, as DeepSeek-V3 does (arXiv:2412.19437, 3.3.2), x once for each token and not for each of
-its rows, and act; Beside 4-bit weights x, and act where no kernel rounds it as it makes it, have one scale for each
+its rows, and act. Beside 4-bit weights x, and act where no kernel rounds it as it makes it, have one scale for each
 row. The backward pass runs in x's dtype with the weights' values (values · scales): quantisation of the activations is
 differentiated as if it did nothing. Beside other weights in 4 bits activations stay in x's dtype; `weight_only_mm`
 reads a quarter of the bytes. `down_gradient` dequantises 4 bits a range of I after the other.

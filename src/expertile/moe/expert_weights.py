@@ -83,8 +83,8 @@ class Experts:
             for name, block in (("gate_up", gate_up.block), ("down", down.block)):
                 if block != (128, 128):
                     raise ValueError(f"{name}: expected blocks of (128, 128), got {block}")
-        of_biases = (self.gate_up_bias, (experts, 2 * inner)), (self.down_bias, (experts, hidden))
-        check_like(x, gate_up_bias=of_biases[0], down_bias=of_biases[1])
+        of_gate_up, of_down = (self.gate_up_bias, (experts, 2 * inner)), (self.down_bias, (experts, hidden))
+        check_like(x, gate_up_bias=of_gate_up, down_bias=of_down)
         check_ids(topk_ids, experts, values)
         assert isinstance(topk_ids, torch.Tensor)
         if topk_ids.shape[0] != x.shape[0] or topk_ids.shape[1] < 1 or topk_ids.device != x.device:

@@ -212,7 +212,8 @@ else:
         opcheck(ops.quantize_rows.default, (x, "swiglu", None, 0.0, False), test_utils=tests)
         opcheck(ops.quantize_both.default, (x, offs, "rms_norm", torch.ones(256), 1e-6, True), test_utils=tests)
         opcheck(ops.quantize_tokens.default, (x, offs, False), test_utils=tests[:2])
-        opcheck(ops.quantize_per_row.default, (torch.randn(2, 3, 200),), test_utils=tests)
+        for given in (torch.randn(2, 3, 200), torch.randn(200, 3).t()):
+            opcheck(ops.quantize_per_row.default, (given,), test_utils=tests)
         opcheck(ops.quantize_weights.default, (torch.randn(2, 130, 256), False), test_utils=tests[:2])
 
     @pytest.mark.parametrize("tokens", [0, 1, 6, 8])

@@ -103,7 +103,7 @@ def _fake_rows(x: torch.Tensor, source: str, *_: object) -> kernels.Quantized:
 
 
 def _fake_per_row(x: torch.Tensor) -> kernels.Quantized:
-    return torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
 def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
