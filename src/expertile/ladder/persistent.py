@@ -21,6 +21,7 @@ from expertile.ladder.unmasked_pointer import multiply_tile
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ragged import power_of_two
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:
 
 
 def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    even_k, groups = problem.k % config.block_k == 0, max(32, triton.next_power_of_2(problem.groups))
+    even_k, groups = problem.k % config.block_k == 0, power_of_two(problem.groups, 32)
     return launch(_persistent_kernel, problem, operands, config, out, EVEN_K=even_k, GROUPS_P2=groups)
 
 

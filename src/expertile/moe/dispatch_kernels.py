@@ -15,6 +15,7 @@ import triton.language as tl
 
 from expertile.moe.dispatch_formulas import NO_ROOM
 from expertile.ops.launch.kernels import launch
+from expertile.ragged import power_of_two
 
 if TYPE_CHECKING:
     from expertile.moe._placement import Placement
@@ -249,7 +250,7 @@ def token_keys(
         (topk_ids.contiguous(), placement.key_table(device), out, counts),
         (pairs, slots, placement.num_experts),
         _shape(top_k, placement, False),
-        max(32, triton.next_power_of_2(placement.keys)),
+        power_of_two(placement.keys, 32),
     )
     return out, counts
 

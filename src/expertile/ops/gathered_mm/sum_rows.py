@@ -15,6 +15,7 @@ import triton.language as tl
 from expertile.ops.launch.device import current_device, on_kernels
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.torch_op import define
+from expertile.ragged import power_of_two
 
 
 @triton.jit(do_not_specialize=["d_stride"])
@@ -45,7 +46,7 @@ def _sum_rows(d: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor, tokens: i
     starts = torch.searchsorted(ordered, torch.arange(tokens + 1, device=d.device, dtype=rows.dtype), out_int32=True)
     d = d if d.stride(1) == 1 else d.contiguous()
     unit = 16 if k % 16 == 0 and d.stride(0) % 16 == 0 else 1
-    block = max(128, min(1024, triton.next_power_of_2(k)))
+    block = min(1024, power_of_two(k, 128))
     with current_device(d.device):
         _sum_rows_kernel[(tokens, triton.cdiv(k, block))](
             d, order, starts, out, k // unit, d.stride(0) // unit, UNIT=unit, BLOCK=block, num_warps=4, **FP_FUSION

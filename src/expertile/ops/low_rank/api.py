@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from expertile.ops.gathered_mm import activation as formulas
 from expertile.ops.gathered_mm import pointwise
@@ -25,6 +24,7 @@ from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
 from expertile.ops.low_rank import kernels
 from expertile.ops.torch_op import traced
+from expertile.ragged import power_of_two
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -68,7 +68,7 @@ def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, scale: float = 1.0, config: Con
         _tiles(count, offs, config),
         (x, rows, b, offs, out),
         (offs.shape[0], x.shape[1], x.stride(0), float(scale), *b.stride()),
-        (rank, config.rows, config.columns, _power(offs.shape[0])),
+        (rank, config.rows, config.columns, power_of_two(offs.shape[0], 2)),
         num_warps=config.num_warps,
     )
     return out
@@ -96,7 +96,7 @@ def activated(
         _tiles(count, offs, config),
         (pre, u, b, a, offs, act, v),
         (groups, inner, float(scale)),
-        (*form, *_ranks(b, a), *_tile(config, inner), _power(groups)),
+        (*form, *_ranks(b, a), *_tile(config, inner), power_of_two(groups, 2)),
         num_warps=config.num_warps,
     )
     return act, v
@@ -148,7 +148,7 @@ def backward(
         _tiles(count, offs, config),
         (grad, pre, u, b, v, a, slots, weights, offs, dpre, grad, dweights, du),
         (groups, two_i // 2, float(scale)),
-        (*form, *_ranks(b, a), *_tile(config, two_i // 2), _power(groups)),
+        (*form, *_ranks(b, a), *_tile(config, two_i // 2), power_of_two(groups, 2)),
         num_warps=config.num_warps,
     )
     return dpre, grad, dweights, du
@@ -164,7 +164,7 @@ def expand(y: _T, u: _T, b: _T, offs: _T, config: Config = EXPAND) -> _T:
         _tiles(y.shape[0], offs, config) * -(-columns // config.columns),
         (y, u, b, offs),
         (offs.shape[0], columns, *b.stride()),
-        (b.shape[2], config.rows, config.columns, _power(offs.shape[0])),
+        (b.shape[2], config.rows, config.columns, power_of_two(offs.shape[0], 2)),
         num_warps=config.num_warps,
     )
     return y
@@ -209,7 +209,7 @@ def turn(x: _T, to: _T) -> None:
     """Copy x [E, N, r] into `to` [E, N, rank], each of any strides: ranks that x lacks are zeros, others are left
     out. On a GPU."""
     groups, columns, rank = to.shape
-    most = _power(max(rank, x.shape[2]))
+    most = power_of_two(max(rank, x.shape[2]), 2)
     block_n = max(1, 128 // most)
     launch(
         kernels.turn_kernel,
@@ -238,7 +238,3 @@ def _tile(config: Config, columns: int) -> tuple[int, int, bool]:
 def _ranks(b: _Maybe, a: _Maybe) -> tuple[int, int]:
     """Ranks of the two factors; of one that is not there, the least."""
     return LEAST_RANK if b is None else b.shape[2], LEAST_RANK if a is None else a.shape[1]
-
-
-def _power(groups: int) -> int:
-    return max(2, triton.next_power_of_2(groups))

@@ -36,6 +36,7 @@ import triton.language as tl
 from expertile.ops.launch.device import machine, on_kernels
 from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
+from expertile.ragged import power_of_two
 
 BOUNDARIES = ("zero", "replicate", "circular", "interior")
 _TRANSPOSE = {
@@ -63,7 +64,7 @@ def configs(grids: int, rows: int, lanes: int, sm_count: int) -> tuple[Config, .
     The default takes 8 rows, as long as that leaves two programs for every SM. It reads 1.25 rows for one; 16 would
     read 1.125 and need twice the registers.
     """
-    num_warps = min(4, triton.next_power_of_2(-(-lanes // 32)))
+    num_warps = min(4, power_of_two(-(-lanes // 32)))
     across = -(-lanes // (32 * num_warps))
     block_rows = 8
     while block_rows > 1 and grids * across * -(-rows // block_rows) < 2 * sm_count:

@@ -8,6 +8,7 @@ from math import gcd, prod
 import torch
 import triton
 
+from expertile import ragged
 from expertile.formats.fp8 import TOKEN_BLOCK, aligned_offs
 from expertile.ops.launch.device import machine
 from expertile.ops.launch.kernels import launch
@@ -164,7 +165,7 @@ def quantize_per_row(x: torch.Tensor) -> Quantized:
         return values, scales.fill_(1.0)
     x_rows = _near_rows(x)
     rows, stride = x_rows.shape[0], x_rows.stride(0)
-    held = triton.next_power_of_2(-(-k // BLOCK))
+    held = ragged.power_of_two(-(-k // BLOCK))
     block_r = max(1, 16 // held)
     by, even = unit(k, stride), (rows % block_r == 0, k == held * BLOCK)
     launch(
@@ -184,12 +185,12 @@ def _quantize_norm(
     """`block_r` whole rows in one program, quantised in two `pieces` of a row (four of long ones) one after another: a
     thread has 32 elements, for which 64 registers do, so that an SM has 64 KB of rows on their way."""
     rows, k = x_rows.shape
-    held = triton.next_power_of_2(-(-k // BLOCK))
+    held = ragged.power_of_two(-(-k // BLOCK))
     block_r, pieces = max(1, 16 // held), min(4 if held > 128 else 2, held)
     num_warps = min(16, block_r * held // 8)
     narrow = all(t.element_size() == 2 for t in (x_rows, weight) if t is not None)
     registers = 64 if narrow and 16 <= held <= 128 and k % BLOCK == 0 else None
-    across = triton.next_power_of_2(-(-k // BLOCK // pieces))
+    across = ragged.power_of_two(-(-k // BLOCK // pieces))
     pieces, by = -(-k // (across * BLOCK)), unit(k, x_rows.stride(0))
     even = (rows % block_r == 0, k == pieces * across * BLOCK)
     launch(
@@ -239,7 +240,7 @@ def quantize_tokens(
     tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
     how = (source, by, False, k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
-    count, warps, groups_p2 = token_blocks * chunks, config.num_warps, max(32, triton.next_power_of_2(groups))
+    count, warps, groups_p2 = token_blocks * chunks, config.num_warps, ragged.power_of_two(groups, 32)
     if isinstance(config, StripsConfig):
         of_strips = (groups_p2, config.staged, Shape(*how, PIECES=config.per_program))
         most = _STRIPS_REGISTERS
@@ -289,7 +290,7 @@ def _rstd(x_rows: torch.Tensor, eps: float) -> torch.Tensor:
     rows, k = x_rows.shape
     rstd = torch.empty(rows, dtype=torch.float32, device=x_rows.device)
     by = unit(k, x_rows.stride(0))
-    block_c = min(4096, triton.next_power_of_2(k))
+    block_c = min(4096, ragged.power_of_two(k))
     block_r = max(1, 4096 // block_c)
     scalars = (rows, k // by, x_rows.stride(0) // by, eps)
     launch(rstd_kernel, -(-rows // block_r), (x_rows, rstd), scalars, (by, block_r, block_c), num_warps=4)

@@ -6,7 +6,6 @@ from functools import lru_cache
 from math import gcd
 
 import torch
-import triton
 
 from expertile.ops.launch.device import Machine, machine
 from expertile.ops.launch.kernels import launch, met, plan
@@ -20,6 +19,7 @@ from expertile.ops.rows.norm_backward_kernels import (
     sum_partials_kernel,
 )
 from expertile.ops.rows.norm_kernels import norm_kernel, norm_streamed_kernel
+from expertile.ragged import power_of_two
 
 Optional = torch.Tensor | None
 
@@ -194,7 +194,7 @@ def _sum_partials(partial: torch.Tensor, dweight: Optional, dbias: Optional) -> 
     """dweight and dbias from partial sums, each column's in one program."""
     wanted, programs, cols = partial.shape
     block_cols = 16 if cols <= 2048 else 32 if cols <= 8192 else 64
-    block_programs = min(4096 // block_cols, triton.next_power_of_2(programs))
+    block_programs = min(4096 // block_cols, power_of_two(programs))
     launch(
         sum_partials_kernel,
         wanted * -(-cols // block_cols),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from expertile.ops.attention.backend import Operands, Saved, lse_strides
 from expertile.ops.attention.backends._triton_kernels import Shape, statistics_kernel
 from expertile.ops.attention.problem import Problem, row_strides
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ragged import power_of_two
 
 # A block of queries of any backward kernel divides it, so none needs a mask for its rows' statistics.
 STAT_PAD = 128
@@ -44,7 +44,7 @@ def compute(problem: Problem, operands: Operands, saved: Saved) -> Statistics:
         (operands.cu_seqlens_q, operands.cu_seqlens_k),
         (*strides, (stride_b, stride_h)),
         *(p.heads, p.q_len, 1.0 / p.scale),
-        SHAPE=Shape(p.head_dim, False, p.packed, _BLOCK_M, 0, max(16, triton.next_power_of_2(p.head_dim)), STAT_PAD),
+        SHAPE=Shape(p.head_dim, False, p.packed, _BLOCK_M, 0, power_of_two(p.head_dim, 16), STAT_PAD),
         num_warps=4 if p.head_dim <= 128 else 8,
         **FP_FUSION,
     )

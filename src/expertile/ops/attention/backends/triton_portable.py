@@ -22,6 +22,7 @@ from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.backends._triton_kernels import Shape, dkdv_kernel, dq_kernel, forward_kernel
 from expertile.ops.attention.problem import Problem, row_strides
 from expertile.ops.launch.versions import FP_FUSION
+from expertile.ragged import power_of_two
 
 _LOG2E = math.log2(math.e)
 
@@ -43,7 +44,7 @@ class BackwardConfig:
 
 
 def _block_d(problem: Problem) -> int:
-    return max(16, triton.next_power_of_2(problem.head_dim))
+    return power_of_two(problem.head_dim, 16)
 
 
 def forward(problem: Problem, operands: Operands, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
