@@ -65,10 +65,10 @@ def _rows(x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_t
 
 
 def _per_row(x: torch.Tensor) -> kernels.Quantized:
-    if _on_kernels(x) and x.shape[-1] <= kernels.MOST_IN_ROW:
-        return kernels.quantize_per_row(x)
     if x.numel() == 0:  # no largest element of a row without any
         return x.to(torch.float8_e4m3fn), torch.ones((*x.shape[:-1], 1), device=x.device)
+    if _on_kernels(x) and x.shape[-1] <= kernels.MOST_IN_ROW:
+        return kernels.quantize_per_row(x)
     made = Fp8Blocks.quantize(x, (1, x.shape[-1]))
     return made.values, made.scales
 

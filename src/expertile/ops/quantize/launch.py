@@ -156,13 +156,11 @@ def quantize_rows(
 
 
 def quantize_per_row(x: torch.Tensor) -> Quantized:
-    """Launch the kernel for whole rows of at most MOST_IN_ROW elements: values [..., K], scales [..., 1]. A thread has
-    16 elements, or up to 64 of long rows."""
+    """Launch the kernel for whole rows, one at least, of 1 to MOST_IN_ROW elements: values [..., K], scales [..., 1]. A
+    thread has 16 elements, or up to 64 of long rows."""
     k = x.shape[-1]
     values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
-    if values.numel() == 0:
-        return values, scales.fill_(1.0)
     x_rows = _near_rows(x)
     rows, stride = x_rows.shape[0], x_rows.stride(0)
     held = ragged.power_of_two(-(-k // BLOCK))
