@@ -20,6 +20,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from expertile.lab.operators._moe_rivals import Permuted
+
 Lengths = list[int]
 
 
@@ -110,18 +112,6 @@ class _Spread(torch.autograd.Function):
         return ctx.parts.summed(grad, at), None, None, None
 
 
-class _Permuted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(inverse)
-        return rows.index_select(0, order)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (inverse,) = ctx.saved_tensors
-        return grad.index_select(0, inverse), None, None
-
-
 class _Combined(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
@@ -160,7 +150,7 @@ def mlp(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, 
     by_expert = expert.repeat_interleave(theirs, output_size=sum(coming)).argsort(stable=True)
     back = _inverse(by_expert)
     offs = theirs.view(-1, local).sum(0).cumsum(0, dtype=torch.int32)
-    act = parts.gated(F.grouped_mm(_Permuted.apply(arrived, by_expert, back), gate_up.transpose(-2, -1), offs=offs))
+    act = parts.gated(F.grouped_mm(Permuted.apply(arrived, by_expert, back), gate_up.transpose(-2, -1), offs=offs))
     y = F.grouped_mm(act, down.transpose(-2, -1), offs=offs)
-    returned = _AllToAll.apply(_Permuted.apply(y, back, by_expert), leaving, coming)
+    returned = _AllToAll.apply(Permuted.apply(y, back, by_expert), leaving, coming)
     return _Combined.apply(returned, weights, at, order, parts)

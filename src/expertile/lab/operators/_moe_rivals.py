@@ -114,18 +114,18 @@ class _Permute(torch.autograd.Function):
         return grad.index_select(0, inverse).unflatten(0, (-1, ctx.top_k)).sum(1), None, None, None
 
 
-class _Unpermute(torch.autograd.Function):
-    """Rows y[inverse]. The gradient is grad[order]."""
+class Permuted(torch.autograd.Function):
+    """Rows y[order]. The gradient is grad[inverse]."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, order: Tensor, inverse: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(order)
-        return y.index_select(0, inverse)
+        ctx.save_for_backward(inverse)
+        return y.index_select(0, order)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (order,) = ctx.saved_tensors
-        return grad.index_select(0, order), None, None
+        (inverse,) = ctx.saved_tensors
+        return grad.index_select(0, inverse), None, None
 
 
 def _sorted(ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +158,7 @@ def permuted(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: in
     order, inverse, ends = _sorted(ids, router.shape[0])
     rows = _Permute.apply(x, order, inverse, top_k)
     y = _experts(rows, gate_up, down, ends)
-    of_token = _Unpermute.apply(y, order, inverse).unflatten(0, (x.shape[0], top_k))
+    of_token = Permuted.apply(y, inverse, order).unflatten(0, (x.shape[0], top_k))
     return (of_token * weights[..., None].to(y.dtype)).sum(1)
 
 
@@ -173,9 +173,9 @@ def weighted_act(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k
 def permuted_act(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k: int) -> Tensor:
     ids, weights = _routed(x, router, top_k)
     order, inverse, ends = _sorted(ids, router.shape[0])
-    of_rows = _Unpermute.apply(weights.flatten(), inverse, order)[:, None]
+    of_rows = Permuted.apply(weights.flatten(), order, inverse)[:, None]
     y = _experts(_Permute.apply(x, order, inverse, top_k), gate_up, down, ends, of_rows)
-    return _Unpermute.apply(y, order, inverse).view(x.shape[0], top_k, -1).sum(1)
+    return Permuted.apply(y, inverse, order).view(x.shape[0], top_k, -1).sum(1)
 
 
 def _liger(w: Workload, tensors: Tensors) -> Callable[[], Tensor]:
