@@ -37,6 +37,7 @@ _MACHINE = Path(__file__).with_name("cuda_machine.h")
 # Of an asm statement's text: the call it becomes, its operands behind what stands here. None: nothing happens.
 _CALLS: tuple[tuple[str, str | None], ...] = (
     (r"mapa.*mbarrier\.arrive\.shared::cluster", "mbarrier_arrive_at("),
+    (r"mapa.*st\.async", "st_async("),
     (r"cp\.async\.bulk\.tensor.*multicast::cluster", "tma_load_multicast("),
     (r"barrier\.cluster\.arrive", "cluster_sync("),
     (r"cluster_ctarank", "cluster_rank("),

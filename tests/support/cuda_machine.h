@@ -147,6 +147,16 @@ void in_block(int rank, Work work) {
   block = mine;
 }
 inline void mbarrier_arrive_at(uint32_t at, int rank) { in_block(rank, [&] { mbarrier_arrive(at); }); }
+inline void st_async(uint32_t to, uint32_t bar, int rank, float x, float y, float z, float w) {
+  if (to % 16) throw Failure("st.async not aligned");
+  in_block(rank, [&] {
+    const float sent[] = {x, y, z, w};
+    memcpy(shared(to, sizeof sent), sent, sizeof sent);
+    Barrier& b = barrier(bar);
+    b.tx -= sizeof sent;
+    settle(b);
+  });
+}
 inline void cluster_rank(int& rank) { rank = block - cluster->blocks.data(); }
 inline void cluster_sync() {
   const uint64_t before = cluster->passed;

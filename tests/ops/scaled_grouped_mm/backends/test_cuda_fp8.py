@@ -25,7 +25,9 @@ from tests.support.cuda_emulator import COMPILER, on_host, without
 
 H200 = Device.by_name("h200")
 PAIR = Config(dynamic=False, cluster=True)
-CONFIGS = (Config(), PAIR, Config(dynamic=False), Config(128, 5), Config(64, 8))
+SPLIT = Config(64, 8, dynamic=False, consumers=1, split_k=2)
+SPLITS = (SPLIT, Config(128, 5, dynamic=False, split_k=2), Config(64, 6, dynamic=False, split_k=4))
+CONFIGS = (Config(), PAIR, Config(dynamic=False), Config(128, 5), Config(64, 8), *SPLITS)
 
 
 @pytest.fixture
@@ -75,8 +77,12 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
         (8, 512, 7168, 7168, PAIR),
         (128, 512, 2048, 1536, Config()),
         (128, 128, 1536, 2048, Config(128, 5)),
-        (4, 128, 7168, 7168, Config(128, 5, dynamic=False)),
-        (32, 16, 4096, 7168, "loads 64 rows where a group has 16"),
+        (4, 128, 7168, 7168, "few tiles: 1.7 for each"),
+        (1, 64, 2048, 7168, SPLITS[0]),
+        (1, 64, 4096, 2048, "loads 128 rows where a group has 64"),
+        (8, 64, 7168, 2048, Config(64, 8, dynamic=False, consumers=1)),
+        (1, 512, 4096, 7168, Config(128, 5, dynamic=False)),
+        (32, 16, 4096, 7168, "loads 128 rows where a group has 16"),
         (256, 256, 4096, 7168, Config()),
         (1, 512, 7168, 7168, "few tiles: 1.2 for each"),
     ],
@@ -94,9 +100,15 @@ def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
     assert choose(problem, H200, (BACKEND, loop.BACKEND)).backend is BACKEND
 
 
-def test_a_pair_has_no_counter():
-    with pytest.raises(ValueError, match="expected dynamic=False"):
-        Config(cluster=True)
+def test_configs_that_no_kernel_has():
+    for fields, message in (
+        ({"cluster": True}, "expected dynamic=False"),
+        ({"split_k": 2}, "expected dynamic=False"),
+        ({"cluster": True, "split_k": 2, "dynamic": False}, "expected 1 beside cluster=True"),
+        ({"block_n": 64, "num_stages": 5}, "expected an even number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Config(**fields)
 
 
 @pytest.mark.compile
@@ -112,7 +124,8 @@ def test_compiles(config):
     assert str(config.block_n) in products
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"QGMMA[^\n]*gsb0", code)) == len(products)
-    assert "UTMALDG.2D" in code and "UTMALDG.3D" in code and "UTMASTG.2D" in code
+    assert "UTMALDG.2D" in code and "UTMALDG.3D" in code
+    assert ("UTMASTG.2D" in code) == (config.split_k == 1)  # the parts of a split tile go from registers
     assert ("UTMALDG.3D.MULTICAST" in code) == config.cluster
 
 
@@ -181,7 +194,7 @@ def test_tiles_cover_the_result_once(config, tmp_path: Path):
                 continue  # a program of a pair without a tile
             assert row_end == ends[group]
             assert width % 64 == 0 and width <= config.block_n
-            met[row : min(row + 128, row_end), col : col + width] += 1
+            met[row : min(row + config.rows, row_end), col : col + width] += 1
         assert (met == 1).all()
         # What two programs are said to share is the same for both.
         for (_, row, end, col, width, share), (_, other, _, beside, *_) in zip(tiles[::2], tiles[1::2], strict=False):
@@ -193,11 +206,11 @@ def test_tiles_cover_the_result_once(config, tmp_path: Path):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR], ids=str)
+@pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR, *SPLITS], ids=str)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
     dtype, for which g++ has another kernel to compile, with the first config alone."""
-    on_host(monkeypatch, cuda_folder, programs=4)
+    on_host(monkeypatch, cuda_folder, programs=8)
     monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
     monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
     longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
@@ -215,6 +228,8 @@ FAULTS = {
     "a stage is read before it is full": (Config(), without("multiply_step", "barrier_wait")),
     "a tile is never given back": (Config(), without("compute", "barrier_arrive")),
     "the other program does not hear that a stage is free": (PAIR, lambda s: s.replace("lane < CLUSTER", "lane < 1")),
+    "sums are read before they have come": (SPLIT, without("store_part", "barrier_wait", 1)),
+    "no program hears that its sums were read": (SPLIT, without("store_part", "barrier_arrive_at")),
     "both programs load what they share": (PAIR, lambda s: s.replace("if (rank == 0) tma_3d_both", "tma_3d_both")),
 }
 
@@ -229,7 +244,7 @@ def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     operands = cases.make(case)
     for seed in range(4):
         with monkeypatch.context() as patch:
-            on_host(patch, cuda_folder, programs=1 + config.cluster, seed=seed, fault=fault)
+            on_host(patch, cuda_folder, programs=config.programs, seed=seed, fault=fault)
             out = cases.poisoned_out(case)
             try:
                 BACKEND.run(cases.problem_of(case, operands), operands, config, out)

@@ -1,7 +1,7 @@
-// Device code of the `cuda_fp8` backend: a persistent, warp-specialised FP8 grouped GEMM for sm_90a, tiles 128 x BLOCK_N.
+// Device code of the `cuda_fp8` backend: a persistent, warp-specialised FP8 grouped GEMM for sm_90a, tiles ROWS x BLOCK_N.
 //
-// Two consumer warpgroups of 64 rows each, a loading warp and a scheduling warp. A ring of STAGES stages, each 128
-// summands deep, holds a [128, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales of a;
+// CONSUMERS consumer warpgroups of 64 rows each, a loading warp and a scheduling warp. A ring of STAGES stages, each 128
+// summands deep, holds a [ROWS, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales of a;
 // TMA brings all three. A consumer multiplies a stage into `part`, gives the stage back and adds part * scales to `sum`
 // in float32, while the other one multiplies. In tiles at the right edge consumers multiply as few columns as there are,
 // in multiples of 64.
@@ -12,11 +12,16 @@
 // CLUSTER == 2: two programs take one unit of two tiles. They share columns of b (two rows of tiles), or, in the last
 // row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
 //
-// cuda_fp8.py puts in front: the macros (BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, HALF), multiply<N>, the wgmma of N
-// columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu and _cuda_fp8_tiles.cu.
+// SPLIT > 1: so many programs of a cluster take a tile, each its part of the steps. They send each other their sums, and
+// each adds up and stores its part of the columns, the programs' sums in the order of their ranks: same bits every time.
+//
+// cuda_fp8.py puts in front: the macros (CONSUMERS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, SPLIT, HALF),
+// multiply<N>, the wgmma of N columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu,
+// _cuda_fp8_tiles.cu and _cuda_fp8_store.cu.
 
 constexpr int K_STEP = 128;
 constexpr int SEGMENTS = BLOCK_N / GRAIN;
+constexpr int PROGRAMS = CLUSTER * SPLIT;  // of a cluster
 constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
 constexpr u32 B_BOX = GRAIN * K_STEP;
 // TMA begins at multiples of 16 bytes, so up to 3 scales of rows before the tile come with it.
@@ -32,7 +37,7 @@ struct Ring {
 };
 
 struct Shared {
-  u32 a, b, scale_a, scale_b, out, tile, full, empty, tile_full, scales_full, tile_empty;
+  u32 a, b, scale_a, scale_b, out, tile, full, empty, tile_full, scales_full, tile_empty, sums_full, sums_empty;
   // A warp of consumers is through with a stage.
   __device__ __forceinline__ void give_back(int stage) const {
     const int lane = threadIdx.x % LANES;
@@ -77,12 +82,9 @@ struct Steps {
   int step, steps;
 };
 
-// One step, from stage STAGE: sum += (a_stage . b_stage) * scales. Whether it was the tile's last.
+// Queue the products of stage STAGE.
 template <int WIDTH, int STAGE>
-__device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t) {
-  constexpr int NEXT = (STAGE + 1) % STAGES;
-  Scales<WIDTH> scales;
-  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps);
+__device__ __forceinline__ void queue_products(float* part, const Steps& t) {
   hold<WIDTH / 2>(part);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
   constexpr int A = STAGE * A_BYTES / 16, B = STAGE * B_BYTES / 16;
@@ -91,6 +93,15 @@ __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t)
   multiply<A + 4, B + 4, 1>(Columns<WIDTH>(), part, t.a, t.b);
   multiply<A + 6, B + 6, 1>(Columns<WIDTH>(), part, t.a, t.b);
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// One step, from stage STAGE: sum += (a_stage . b_stage) * scales. Whether it was the tile's last.
+template <int WIDTH, int STAGE>
+__device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t) {
+  constexpr int NEXT = (STAGE + 1) % STAGES;
+  Scales<WIDTH> scales;
+  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps);
+  queue_products<WIDTH, STAGE>(part, t);
   t.ring.passed(STAGE);
   const u32 next_parity = t.ring.parity(NEXT);
   t.step++;
@@ -105,6 +116,25 @@ __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t)
   return false;
 }
 
+// A step of narrow tiles: the products of stage STAGE are under way; those of the next stage, unless this is the LAST
+// step, go behind them and run under the promotion.
+template <int WIDTH, int STAGE, bool LAST>
+__device__ __forceinline__ void multiply_ahead(float* sum, float* part, float* next, Steps& t) {
+  constexpr int NEXT = (STAGE + 1) % STAGES;
+  Scales<WIDTH> scales;
+  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps);
+  t.ring.passed(STAGE);
+  if constexpr (!LAST) {
+    barrier_wait(t.s.full + NEXT * 8, t.ring.parity(NEXT));
+    queue_products<WIDTH, NEXT>(next, t);
+  }
+  if constexpr (LAST) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  else asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+  hold<WIDTH / 2>(part);
+  t.s.give_back(STAGE);
+  scales.promote(sum, part);
+}
+
 // One tile of WIDTH columns. row: this thread's first row in the tile.
 template <int WIDTH>
 __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, u32 at_b, int steps, int part_no,
@@ -112,63 +142,47 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
   float part[WIDTH / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
+  if (SPLIT > 1 && steps == 0) return __syncwarp();  // no wgmma keeps the lanes together
   Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, at_b, 0, steps};
   // Written out, because compilers do not unroll loops that end in the middle.
-#define STEP(i)                                                    \
-  if constexpr (i < STAGES)                                        \
-    if (multiply_step<WIDTH, i % STAGES>(sum, part, t)) break;
+  // (A step that says whether it was the last would have the compiler take products under way for ready ones.)
+#define STEP(i)                                                                      \
+  if constexpr (i < STAGES && !AHEAD) {                                       \
+    if (multiply_step<WIDTH, i % STAGES>(sum, part, t)) break;                       \
+  } else if constexpr (i < STAGES) {                                                 \
+    float *const now = i % 2 ? odd : part, *const next = i % 2 ? part : odd;         \
+    if (t.step + 1 == steps) {                                                       \
+      multiply_ahead<WIDTH, i % STAGES, true>(sum, now, next, t);                    \
+      break;                                                                         \
+    }                                                                                \
+    multiply_ahead<WIDTH, i % STAGES, false>(sum, now, next, t);                     \
+    t.step++;                                                                        \
+  }
+  constexpr bool AHEAD = BLOCK_N == 64 && WIDTH == 64;
+  float odd[AHEAD ? WIDTH / 2 : 1];
+  if constexpr (AHEAD) queue_products<WIDTH, 0>(part, t);
   for (;;) {
     STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)
   }
 #undef STEP
 }
 
-// A consumer's rows go to its part of shared memory, 64 columns at a time with the 128-byte swizzle, and from there by TMA;
-// the last rows of a group, which no box may exceed, 16 bytes of a row a lane.
-template <int WIDTH>
-__device__ __forceinline__ void store_tile(const float* sum, const Shared& s, const TensorMap& out_map, char* out,
-                                           long long pitch, const Tile& tile, int part_no, int N) {
-  const int thread = threadIdx.x % 128, lane = threadIdx.x % LANES, warp = thread / LANES;
-  const u32 mine = s.out + part_no * (64 * BLOCK_N * 2);
-  if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-  warpgroup_sync(part_no);
-  const u32 row_at = mine + (warp * 16 + lane % 16) * 128;
-#pragma unroll
-  for (int block = 0; block < WIDTH / 16; block++) {
-    const int chunk = block % 4 * 2 + lane / 16;
-    const u32 to = row_at + block / 4 * (64 * 128) + ((chunk ^ lane % 8) << 4);
-    store_matrices(to, sum + block * 8);
-  }
-  const int first = tile.row + part_no * 64;
-  if (first + 64 <= tile.row_end) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    warpgroup_sync(part_no);
-    if (thread == 0) {
-#pragma unroll
-      for (int i = 0; i < WIDTH / 64; i++)
-        if (tile.col + i * 64 < N) tma_store_2d(out_map, mine + i * (64 * 128), tile.col + i * 64, first);
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    }
-  } else {
-    warpgroup_sync(part_no);
-    for (int i = thread; i < 64 * (WIDTH / 8); i += 128) {
-      const int part = i / (64 * 8), row = i % (64 * 8) / 8, chunk = i % 8, c = tile.col + part * 64 + chunk * 8;
-      const uint4 x = load_shared_16(mine + part * (64 * 128) + row * 128 + ((chunk ^ row % 8) << 4));
-      if (first + row < tile.row_end && c < N) store_16(out + (first + row) * pitch + c * 2, x);
-    }
-  }
-}
-
 template <int WIDTH>
 __device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, int steps, int part_no, int row,
-                                        const Tile& tile, const TensorMap& out_map, char* out, long long pitch, int N) {
+                                        const Tile& tile, const TensorMap& out_map, char* out, long long pitch, int N,
+                                        int rank, u32& shared_before) {
   float sum[WIDTH / 2];
   multiply_tile<WIDTH>(sum, ring, s, s.scale_b + slot * SEGMENTS * steps * 4, steps, part_no, row + (tile.row & 3));
   if (threadIdx.x % LANES == 0) barrier_arrive(s.tile_empty + slot * 8);
-  store_tile<WIDTH>(sum, s, out_map, out, pitch, tile, part_no, N);
+  const u32 mine = s.out + part_no * OUT_BYTES, full = s.sums_full + part_no * 8, empty = s.sums_empty + part_no * 8;
+  if constexpr (SPLIT == 1) store_tile<WIDTH>(sum, mine, out_map, out, pitch, tile, part_no, N);
+  else store_part<WIDTH>(sum, mine, full, empty, out, pitch, tile, part_no, rank, shared_before++ & 1, N);
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
+// Registers of a consumer's threads. Two programs with one consumer each fit into a multiprocessor.
+constexpr int MANY = CONSUMERS == 1 ? 208 : 232;
+
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), CONSUMERS == 1 ? 2 : 1)
 scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap a_wide_map,
                   const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap b_wide_map,
                   const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap out_map,
@@ -185,13 +199,15 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   s.scale_a = s.b + STAGES * B_BYTES;
   s.out = s.scale_a + STAGES * SCALES_PITCH;
   s.out = (s.out + 1023) & ~1023u;
-  s.tile = s.out + ROWS * BLOCK_N * 2;
+  s.tile = s.out + CONSUMERS * OUT_BYTES;
   s.full = s.tile + 64;
   s.empty = s.full + STAGES * 8;
   s.tile_full = s.empty + STAGES * 8;
   s.scales_full = s.tile_full + 16;
   s.tile_empty = s.scales_full + 16;
-  const u32 lists = s.tile_empty + 16;
+  s.sums_full = s.tile_empty + 16;
+  s.sums_empty = s.sums_full + 16;
+  const u32 lists = s.sums_empty + 16;
   s.scale_b = lists + 8 * G;
   int* unit_ends = reinterpret_cast<int*>(generic + (lists - start));
   int* row_ends = unit_ends + G;
@@ -211,23 +227,28 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       barrier_init(s.scales_full + i * 8, 1);
       barrier_init(s.tile_empty + i * 8, 1 + 4 * CONSUMERS);
     }
+    for (int i = 0; SPLIT > 1 && i < CONSUMERS; i++) {
+      barrier_init(s.sums_full + i * 8, 1);
+      barrier_init(s.sums_empty + i * 8, 4 * (SPLIT - 1));
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  int rank = 0;
+  if (PROGRAMS > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  const int first = blockIdx.x / PROGRAMS, stride = gridDim.x / PROGRAMS, across = (N + BLOCK_N - 1) / BLOCK_N;
+  const int all_steps = (K + K_STEP - 1) / K_STEP;
+  const int first_step = SPLIT == 1 ? 0 : rank * all_steps / SPLIT;
+  const int steps = (SPLIT == 1 ? all_steps : (rank + 1) * all_steps / SPLIT) - first_step;
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   if (warp == 0) {
-    const int across = (N + BLOCK_N - 1) / BLOCK_N;
     list_groups(unit_ends, row_ends, offs, G, [=](int rows) {
       const int r = (rows + ROWS - 1) / ROWS;
       return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
     });
   }
-  if (CLUSTER > 1) cluster_sync();
+  if (PROGRAMS > 1) cluster_sync();
   else __syncthreads();
-  int rank = 0;
-  if (CLUSTER > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
-  const int steps = (K + K_STEP - 1) / K_STEP;
   const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N;
   const int total = unit_ends[G - 1];
   const int group = warp / 4;
@@ -261,7 +282,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         for (int k = lane; k < steps; k += LANES) {
           float x[SEGMENTS];
 #pragma unroll
-          for (int i = 0; i < SEGMENTS; i++) x[i] = from[i][k * sb_k];
+          for (int i = 0; i < SEGMENTS; i++) x[i] = from[i][(first_step + k) * sb_k];
 #pragma unroll
           for (int i = 0; i < SEGMENTS; i++)
             store_shared(to + (i * steps + k) * 4, x[i]);
@@ -282,7 +303,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         const u32 bytes = boxes ? boxes * A_BOX + (CLUSTER == 2 && tile.share == SHARE_B ? B_BYTES : across * B_BOX) + SCALES_BYTES : 0;
         for (int step = 0, stage = 0; step < steps; step++) {
           const u32 bar = s.full + stage * 8, a = s.a + stage * A_BYTES, b = s.b + stage * B_BYTES;
-          const int k = step * K_STEP;
+          const int k = (first_step + step) * K_STEP;
           barrier_wait(s.empty + stage * 8, ring.parity(stage));
           barrier_expect(bar, bytes);
           if (CLUSTER == 2 && tile.share == SHARE_A) {
@@ -291,7 +312,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
             if (boxes == 2) tma_2d(a, a_wide_map, bar, k, tile.row);
             else if (boxes) tma_2d(a, a_map, bar, k, tile.row);
           }
-          if (boxes) tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, step);
+          if (boxes) tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, first_step + step);
           if (CLUSTER == 2 && tile.share == SHARE_B) {
             if (rank == 0) tma_3d_both(b, b_wide_map, bar, k, tile.col, tile.group);
           } else if (boxes && tile.width == BLOCK_N) {
@@ -306,8 +327,9 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY));
     ring.phases = 0;
+    u32 shared_before = 0;
     const int row = warp * 16 + lane / 4;
     for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
       barrier_wait(s.tile_full + slot * 8, parity);
@@ -327,20 +349,20 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         continue;
       }
       barrier_wait(s.scales_full + slot * 8, parity);
-      barrier_wait(s.full, ring.parity(0));
+      if (SPLIT == 1 || steps) barrier_wait(s.full, ring.parity(0));
       if (tile.width == BLOCK_N)
-        compute<BLOCK_N>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N);
+        compute<BLOCK_N>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
 #if BLOCK_N > 64
       else if (tile.width == 64)
-        compute<64>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N);
+        compute<64>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
 #endif
 #if BLOCK_N > 128
       else
-        compute<128>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N);
+        compute<128>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
 #endif
     }
     if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
   // The other program may still load or arrive here.
-  if (CLUSTER > 1) cluster_sync();
+  if (PROGRAMS > 1) cluster_sync();
 }

@@ -1,6 +1,6 @@
 // Tiles of the `cuda_fp8` kernel: which of them a program takes, and how the scheduling warp tells the others.
 
-constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS;
+constexpr int ROWS = 64 * CONSUMERS;
 constexpr int GRAIN = 64;  // columns that surely share a scale of b
 enum { SHARE_NONE, SHARE_A, SHARE_B };
 static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");

@@ -7,7 +7,8 @@
 What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its block shapes are powers of two. Two consumers of
 64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192 of a thread's
 232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
-barriers, where here one lane of a warp arrives.
+barriers, where here one lane of a warp arrives. And clusters, in which programs that share a tile's steps send each
+other their sums: a split K without a second kernel.
 
 TMA brings the scales of a, so it wants rows side by side, as `quantize_activations` leaves them: strides (1, a multiple
 of 4). Others are copied into that order first, by a kernel of its own.
@@ -34,8 +35,8 @@ from expertile.ops.launch.launch import tile_counter
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 from expertile.ragged import power_of_two
 
-_SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in ("_cuda_fp8_tiles.cu", "_cuda_fp8.cu")))
-_ROWS = 128  # of a tile: two consumers of 64
+_FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8.cu")
+_SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in _FILES))
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4)
 
@@ -48,6 +49,9 @@ class Config:
     group_m: rows of tiles that share one pass over a group's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
     cluster: two programs share the columns of b of two rows of tiles; their schedule is static.
+    consumers: of 64 rows of the tile each, 1 or 2.
+    split_k: programs, neighbours in a cluster, that share a tile's steps: 1, 2, 4, or 8 of tiles 128 or more wide.
+        Their schedule is static.
     """
 
     block_n: int = 192
@@ -55,26 +59,46 @@ class Config:
     group_m: int = 24
     dynamic: bool = True
     cluster: bool = False
+    consumers: int = 2
+    split_k: int = 1
 
     def __post_init__(self) -> None:
-        if self.cluster and self.dynamic:
-            raise ValueError("cluster: expected dynamic=False beside it")
+        if self.programs > 1 and self.dynamic:
+            raise ValueError("cluster, split_k: expected dynamic=False beside them")
+        if self.cluster and self.split_k > 1:
+            raise ValueError("split_k: expected 1 beside cluster=True")
+        if self.block_n == 64 and self.num_stages % 2:
+            raise ValueError(f"num_stages: expected an even number beside block_n=64, got {self.num_stages}")
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def programs(self) -> int:
+        """Of a cluster."""
+        return (1 + self.cluster) * self.split_k
 
     def smem_bytes(self, groups: int, k_blocks: int) -> int:
         """Shared memory of one program: ring, tile of out, barriers, the groups' tiles and rows, scales of b of two
         tiles, and up to 2048 to align."""
-        stage = (_ROWS + self.block_n) * BLOCK + 640
-        slots = 64 + 48 + 2 * self.block_n // 64 * k_blocks * 4
-        return 2048 + self.num_stages * (stage + 16) + _ROWS * self.block_n * 2 + slots + 8 * groups
+        stage = (self.rows + self.block_n) * BLOCK + 640
+        slots = 64 + 80 + 2 * self.block_n // 64 * k_blocks * 4
+        tile = self.rows * self.block_n
+        out = tile * 2 if self.split_k == 1 else tile * 4 // self.split_k * (self.split_k - 1)
+        return 2048 + self.num_stages * (stage + 16) + out + slots + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
         """The program, for results of that dtype."""
         macros = {
+            "CONSUMERS": self.consumers,
             "BLOCK_N": self.block_n,
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
             "DYNAMIC": int(self.dynamic),
             "CLUSTER": 1 + self.cluster,
+            "SPLIT": self.split_k,
             "HALF": int(dtype is torch.float16),
         }
         general = "template <int N> struct Columns {};\n"
@@ -128,39 +152,57 @@ def _rows(problem: ScaledProblem) -> float:
     return problem.m / max(1, problem.groups)
 
 
-def _waves(problem: ScaledProblem, device: Device, block_n: int) -> float:
+def _waves(problem: ScaledProblem, device: Device, block_m: int, block_n: int) -> float:
     """Tiles for each multiprocessor, were groups alike."""
-    tiles = problem.groups * -(-_rows(problem) // _ROWS) * -(-problem.n // block_n)
+    tiles = problem.groups * -(-_rows(problem) // block_m) * -(-problem.n // block_n)
     return tiles / device.sm_count
+
+
+def _lone(problem: ScaledProblem, device: Device) -> Config | None:
+    """Tiles of 64 x 64, which one consumer multiplies, where they were faster than all else of ours (H200, 2026-11-26,
+    us beside `gluon_fp8`: one group of 64 rows, 7168 -> 2048, two programs a tile, 9.3 and 10.9; 8 groups of 64 rows,
+    2048 -> 7168, 32.7 and 34.6); else None."""
+    rows, k = _rows(problem), problem.k
+    if not 32 < rows <= 128 or problem.scale_a_strides[0] != 1:  # other scales are copied: a kernel more
+        return None
+    lone = Config(64, 8, dynamic=False, consumers=1)
+    waves = _waves(problem, device, 64, 64)
+    if 2 * waves <= 1 and (k >= 4096 or 4 * waves <= 1):
+        return replace(lone, split_k=2)
+    return lone if rows <= 64 and 1.5 <= waves <= 8 and k <= 4096 else None
 
 
 def slower(problem: ScaledProblem, device: Device) -> str | None:
     """Why `gluon_fp8` is taken for a problem that this kernel could compute, or None. Both were timed on an H100 on 30
-    problems, 2026-11-25: docs/notes/quantised.md."""
+    problems, 2026-11-25, and on an H200 on 60, 2026-11-26: docs/notes/quantised.md."""
+    if _lone(problem, device):
+        return None
     rows = _rows(problem)
-    if rows < 64:
-        return f"loads 64 rows where a group has {rows:.0f}"
-    narrow = rows <= _ROWS
-    waves = _waves(problem, device, 128 if narrow else 192)
-    if waves < (1.5 if narrow else 4):
+    if rows <= 64:
+        return f"loads 128 rows where a group has {rows:.0f}"
+    waves = _waves(problem, device, 128, 128 if rows <= 128 else 192)
+    if waves < 4 and not (rows > 128 and 0.9 < _waves(problem, device, 128, 128) <= 1):
         return f"was slower with as few tiles: {waves:.1f} for each multiprocessor"
     return None
 
 
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first. Few rows: narrower tiles, of which more stages fit; few tiles: a static
-    schedule, for which no counter is set to zero; some rows and a long K: pairs (H100, 2026-11-26, us beside the
-    dynamic schedule: 32 groups of 512 rows, 7168 -> 4096, 940 and 976; 64 of 1024, 4096 -> 2048, 1004 and 1038; but 8
-    of 2048, 4096 -> 4096, 490 and 470; 128 of 512, 1536 -> 2048, 460 and 425)."""
+    """Configs worth timing, the default first. Few rows: narrower tiles, of which more stages fit, as where those are
+    one wave; few tiles: a static schedule, for which no counter is set to zero; some rows and a long K: pairs (H100,
+    2026-11-26, us beside the dynamic schedule: 32 groups of 512 rows, 7168 -> 4096, 940 and 976; 64 of 1024, 4096 ->
+    2048, 1004 and 1038; but 8 of 2048, 4096 -> 4096, 490 and 470; 128 of 512, 1536 -> 2048, 460 and 425)."""
     wide, pair, narrow = Config(), Config(dynamic=False, cluster=True), Config(128, 5)
     rows = _rows(problem)
-    if rows <= _ROWS:
+    one_wave = _waves(problem, device, 128, 128) <= 1
+    if rows <= 128 or one_wave:
         wide, narrow = narrow, wide
-    if _waves(problem, device, wide.block_n) < 8:
+    if _waves(problem, device, 128, wide.block_n) < 8:
         wide = replace(wide, dynamic=False)
-    first = pair if 384 <= rows <= 1024 and problem.k >= 4096 else wide
-    return tuple(dict.fromkeys((first, wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, Config(64, 8))))
+    first = pair if 384 <= rows <= 1024 and problem.k >= 4096 and not one_wave else wide
+    lone = Config(64, 8, dynamic=False, consumers=1)
+    others = (wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, lone, replace(lone, split_k=2))
+    return tuple(dict.fromkeys((_lone(problem, device) or first, *others)))
 
 
 @lru_cache(maxsize=64)
@@ -172,7 +214,7 @@ def _binary(config: Config, dtype: torch.dtype) -> bytes:
 def _kernel(config: Config, dtype: torch.dtype, groups: int, k_blocks: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
     smem_bytes, binary = config.smem_bytes(groups, k_blocks), _binary(config, dtype)
-    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, 3 * 128, smem_bytes, 1 + config.cluster)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, (config.consumers + 1) * 128, smem_bytes, config.programs)
 
 
 def _side_by_side(scale_a: torch.Tensor) -> torch.Tensor:
@@ -203,7 +245,8 @@ def _queue(p: ScaledProblem, o: Operands, config: Config, out: torch.Tensor) -> 
         sizes = (p.groups, p.n, p.k, *p.scale_b_strides, out.stride(0) * 2)
         groups, k_blocks = power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64)
         kernel = _kernel(config, p.out_dtype, groups, k_blocks, out.get_device())
-        programs = Device.current(out.device).sm_count // kernel.cluster * kernel.cluster
+        tiles = (p.m + p.groups * (config.rows - 1)) // config.rows * -(-p.n // config.block_n)  # at most
+        programs = min(tiles, Device.current(out.device).sm_count // kernel.cluster) * kernel.cluster
         arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)
         kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
 
@@ -214,10 +257,10 @@ def _maps(
     """What TMA moves: a by 64 rows and by a tile's, b by 64 columns and by a tile's, the scales of a, and results."""
     a, of_a = o.a.data_ptr(), ((p.m, p.k), p.a_strides[:1])
     b, of_b = o.b.data_ptr(), ((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2]))
-    scales = (p.k_blocks, p.m), (scale_a.stride(1) * 4,), (1, _ROWS + 4)
+    scales = (p.k_blocks, p.m), (scale_a.stride(1) * 4,), (1, config.rows + 4)
     return (
         nvrtc.tensor_map(a, *of_a, (64, BLOCK)),
-        nvrtc.tensor_map(a, *of_a, (_ROWS, BLOCK)),
+        nvrtc.tensor_map(a, *of_a, (config.rows, BLOCK)),
         nvrtc.tensor_map(b, *of_b, (1, 64, BLOCK)),
         nvrtc.tensor_map(b, *of_b, (1, config.block_n, BLOCK)),
         nvrtc.tensor_map(scale_a.data_ptr(), *scales, 4, swizzled=False),
