@@ -50,19 +50,11 @@ def _gate_up_rows(n, I, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def logits_kernel(
-    x_ptr,
-    router_ptr,
-    bias_ptr,
-    logits_ptr,
-    experts,
-    H,
-    x_stride,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    PDL: tl.constexpr,
+    tensors, scalars, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr
 ):
     """logits [T, experts] = x @ router^T (+ bias), BLOCK_E of a token each program; CHUNKS of BLOCK_H columns."""
+    x_ptr, router_ptr, bias_ptr, logits_ptr = tensors
+    experts, H, x_stride = scalars
     begin(PDL)
     token, e = _place(experts, BLOCK_E)
     acc = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
@@ -80,15 +72,8 @@ def logits_kernel(
 
 @triton.jit
 def up_kernel(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    ids_ptr,
-    act_ptr,
-    experts,
-    H,
-    I,
-    x_stride,
+    tensors,
+    scalars,
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -99,6 +84,8 @@ def up_kernel(
     PDL: tl.constexpr,
 ):
     """act [T * TOP_K, I], a program for BLOCK_N columns of a slot: products of a matrix with a vector."""
+    x_ptr, w_ptr, bias_ptr, ids_ptr, act_ptr = tensors
+    experts, H, I, x_stride = scalars
     if PDL:
         gdc_wait()
     slot, n = _place(I, BLOCK_N)
@@ -131,15 +118,8 @@ def up_kernel(
 
 @triton.jit
 def down_kernel(
-    act_ptr,
-    w_ptr,
-    bias_ptr,
-    ids_ptr,
-    weights_ptr,
-    out_ptr,
-    experts,
-    I,
-    H,
+    tensors,
+    scalars,
     TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -149,6 +129,8 @@ def down_kernel(
     PDL: tl.constexpr,
 ):
     """out [T, H], a program for BLOCK_N columns of a token: its experts one after the other, weighted and summed."""
+    act_ptr, w_ptr, bias_ptr, ids_ptr, weights_ptr, out_ptr = tensors
+    experts, I, H = scalars
     begin(PDL)
     token, n = _place(H, BLOCK_N)
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

@@ -124,16 +124,8 @@ def _raw_weights(chosen, peak, total, inside, counted, s):
 
 @triton.jit
 def route_kernel(
-    logits_ptr,
-    bias_ptr,
-    ids_ptr,
-    weights_ptr,
-    scores_ptr,
-    T,
-    stride,
-    experts,
-    size,
-    scale,
+    tensors,
+    scalars,
     SHAPE: tl.constexpr,
     GROUPS_P2: tl.constexpr,
     SIZE_P2: tl.constexpr,
@@ -145,6 +137,8 @@ def route_kernel(
 ):
     """PACKED: the keys' lower 16 bits tell nothing apart, and stand for the place. PDL: launched before the kernel
     before it is done."""
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scores_ptr = tensors
+    T, stride, experts, size, scale = scalars
     begin(PDL)
     s: tl.constexpr = constants(Shape, SHAPE)
     PLACES: tl.constexpr = GROUPS_P2 * SIZE_P2
@@ -196,21 +190,10 @@ def _of_scores(dscores, scores, shared, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def route_backward_kernel(
-    logits_ptr,
-    ids_ptr,
-    dweights_ptr,
-    dscores_ptr,
-    dlogits_ptr,
-    T,
-    stride,
-    experts,
-    scale,
-    SHAPE: tl.constexpr,
-    EXPERTS_P2: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+def route_backward_kernel(tensors, scalars, SHAPE: tl.constexpr, EXPERTS_P2: tl.constexpr, BLOCK_T: tl.constexpr):
     """dlogits from the gradients of the weights and of the scores, either of which may be None."""
+    logits_ptr, ids_ptr, dweights_ptr, dscores_ptr, dlogits_ptr = tensors
+    T, stride, experts, scale = scalars
     s: tl.constexpr = constants(Shape, SHAPE)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, there, logits = _load_row(logits_ptr, token, stride, experts, experts, T, 1, EXPERTS_P2)

@@ -102,20 +102,9 @@ def _token_keys_kernel(
 
 
 @triton.jit
-def _pack_kernel(
-    ids_ptr,
-    weights_ptr,
-    table_ptr,
-    slots_ptr,
-    offs_ptr,
-    tokens_ptr,
-    labels_ptr,
-    keys_ptr,
-    count,
-    experts,
-    capacity,
-    s: tl.constexpr,
-):
+def _pack_kernel(tensors, scalars, s: tl.constexpr):
+    ids_ptr, weights_ptr, table_ptr, slots_ptr, offs_ptr, tokens_ptr, labels_ptr, keys_ptr = tensors
+    count, experts, capacity = scalars
     i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < count
     row, j = i // s.TOP_K, i % s.TOP_K
@@ -131,25 +120,11 @@ def _pack_kernel(
 
 
 @triton.jit
-def _find_kernel(
-    ids_ptr,
-    table_ptr,
-    token_keys_ptr,
-    sent_ptr,
-    sent_offs_ptr,
-    back_ptr,
-    back_offs_ptr,
-    sent_at_ptr,
-    label_at_ptr,
-    returned_at_ptr,
-    slots,
-    pairs,
-    experts,
-    sent_capacity,
-    back_capacity,
-    s: tl.constexpr,
-):
+def _find_kernel(tensors, scalars, s: tl.constexpr):
     """`slots` = T · k, `pairs` = T · W. sent_at is written where it is not the permutation itself."""
+    ids_ptr, table_ptr, token_keys_ptr, sent_ptr, sent_offs_ptr, back_ptr, back_offs_ptr = tensors[:7]
+    sent_at_ptr, label_at_ptr, returned_at_ptr = tensors[7:]
+    slots, pairs, experts, sent_capacity, back_capacity = scalars
     i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     if s.FIXED:
         pair = i < pairs
@@ -175,21 +150,10 @@ def _find_kernel(
 
 
 @triton.jit
-def _unpack_kernel(
-    labels_ptr,
-    table_ptr,
-    lengths_ptr,
-    ids_ptr,
-    weights_ptr,
-    keys_ptr,
-    count,
-    experts,
-    capacity,
-    first,
-    local,
-    s: tl.constexpr,
-):
+def _unpack_kernel(tensors, scalars, s: tl.constexpr):
     """`local` experts from `first` on are here."""
+    labels_ptr, table_ptr, lengths_ptr, ids_ptr, weights_ptr, keys_ptr = tensors
+    count, experts, capacity, first, local = scalars
     i = tl.program_id(0) * s.BLOCK + tl.arange(0, s.BLOCK)
     there = i < count
     row = i // s.TOP_K

@@ -69,19 +69,9 @@ def _expert(ids_ptr, slot, mask, experts):
 
 
 @triton.jit
-def _sort_kernel(
-    ids_ptr,
-    offs_ptr,
-    rows_ptr,
-    slots_ptr,
-    positions_ptr,
-    num_slots,
-    top_k,
-    experts,
-    SLOTS_P2: tl.constexpr,
-    EXPERTS_P2: tl.constexpr,
-    PDL: tl.constexpr,
-):
+def _sort_kernel(tensors, scalars, SLOTS_P2: tl.constexpr, EXPERTS_P2: tl.constexpr, PDL: tl.constexpr):
+    ids_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr = tensors
+    num_slots, top_k, experts = scalars
     begin(PDL)
     i = tl.arange(0, SLOTS_P2)
     expert = _expert(ids_ptr, i, i < num_slots, experts)
@@ -98,19 +88,11 @@ def _sort_kernel(
 
 @triton.jit
 def _count_kernel(
-    ids_ptr,
-    rows_ptr,
-    slots_ptr,
-    counts_ptr,
-    num_slots,
-    blocks,
-    experts,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    EXPERTS_P2: tl.constexpr,
-    PDL: tl.constexpr,
+    tensors, scalars, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EXPERTS_P2: tl.constexpr, PDL: tl.constexpr
 ):
     """counts [E, blocks]: slots of each expert in each block; a program takes BLOCKS blocks. Clears rows and slots."""
+    ids_ptr, rows_ptr, slots_ptr, counts_ptr = tensors
+    num_slots, blocks, experts = scalars
     begin(PDL)
     program = tl.program_id(0)
     i = tl.arange(0, BLOCK * BLOCKS)
@@ -143,22 +125,9 @@ def _scan_kernel(counts_ptr, totals_ptr, blocks, CHUNK: tl.constexpr, PDL: tl.co
 
 
 @triton.jit
-def _place_kernel(
-    ids_ptr,
-    before_ptr,
-    totals_ptr,
-    offs_ptr,
-    rows_ptr,
-    slots_ptr,
-    positions_ptr,
-    num_slots,
-    top_k,
-    blocks,
-    experts,
-    BLOCK: tl.constexpr,
-    EXPERTS_P2: tl.constexpr,
-    PDL: tl.constexpr,
-):
+def _place_kernel(tensors, scalars, BLOCK: tl.constexpr, EXPERTS_P2: tl.constexpr, PDL: tl.constexpr):
+    ids_ptr, before_ptr, totals_ptr, offs_ptr, rows_ptr, slots_ptr, positions_ptr = tensors
+    num_slots, top_k, blocks, experts = scalars
     begin(PDL)
     block = tl.program_id(0)
     i = tl.arange(0, BLOCK)

@@ -98,20 +98,9 @@ def _target(fronts, rows, capacity, dropped, added, MODE: tl.constexpr, TILE: tl
 
 
 @triton.jit
-def _round_kernel(
-    slots_ptr,
-    offs_ptr,
-    weights_ptr,
-    ids_ptr,
-    experts,
-    columns,
-    top_k,
-    capacity,
-    MODE: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UNIT: tl.constexpr,
-):
+def _round_kernel(tensors, scalars, MODE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    slots_ptr, offs_ptr, weights_ptr, ids_ptr = tensors
+    experts, columns, top_k, capacity = scalars
     expert = tl.program_id(0)
     start = tl.load(offs_ptr + expert - 1, mask=expert > 0, other=0)
     end = tl.load(offs_ptr + expert)

@@ -112,21 +112,10 @@ def _add_row(
 
 
 @triton.jit
-def _backward_kernel(
-    grad_ptr,
-    y_ptr,
-    slot_of_ptr,
-    weights_ptr,
-    dy_ptr,
-    dweights_ptr,
-    H,
-    grad_stride,
-    y_stride,
-    TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
-):
+def _backward_kernel(tensors, scalars, TOP_K: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """One program for a row of y."""
+    grad_ptr, y_ptr, slot_of_ptr, weights_ptr, dy_ptr, dweights_ptr = tensors
+    H, grad_stride, y_stride = scalars
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_of_ptr + row)
     kept = slot >= 0

@@ -42,19 +42,10 @@ _LEAST_COLUMNS = 256  # of a tile without a mask
 _SUMS = 256  # rows whose sums a program adds
 
 
-@triton.jit(do_not_specialize=["groups"])
-def _gather_rows_kernel(
-    x_ptr,
-    rows_ptr,
-    offs_ptr,
-    out_ptr,
-    groups,
-    K,
-    x_stride,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    EVEN: tl.constexpr,
-):
+@triton.jit
+def _gather_rows_kernel(tensors, scalars, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, EVEN: tl.constexpr):
+    x_ptr, rows_ptr, offs_ptr, out_ptr = tensors
+    groups, K, x_stride = scalars
     chunks = tl.cdiv(K, BLOCK_COLS)
     end = tl.load(offs_ptr + groups - 1)
     first = tl.program_id(0) // chunks * BLOCK_ROWS
@@ -68,19 +59,18 @@ def _gather_rows_kernel(
         tl.store(out_ptr + row.to(tl.int64)[:, None] * K + col, block, mask=inside)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def _activation_kernel(
-    pre_ptr,
-    offs_ptr,
-    act_ptr,
-    groups,
-    I,
+    tensors,
+    scalars,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
+    pre_ptr, offs_ptr, act_ptr = tensors
+    groups, I = scalars
     chunks = tl.cdiv(I, BLOCK_COLS)
     end = tl.load(offs_ptr + groups - 1)
     first = tl.program_id(0) // chunks * BLOCK_ROWS
@@ -95,18 +85,10 @@ def _activation_kernel(
         tl.store(act_ptr + at + col, value.to(act_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def _backward_kernel(
-    a_ptr,
-    pre_ptr,
-    slots_ptr,
-    weights_ptr,
-    offs_ptr,
-    dpre_ptr,
-    act_w_ptr,
-    dweights_ptr,
-    groups,
-    I,
+    tensors,
+    scalars,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -114,6 +96,8 @@ def _backward_kernel(
     EVEN: tl.constexpr,
 ):
     """One program for whole rows, so that it alone sums each of them."""
+    a_ptr, pre_ptr, slots_ptr, weights_ptr, offs_ptr, dpre_ptr, act_w_ptr, dweights_ptr = tensors
+    groups, I = scalars
     end = tl.load(offs_ptr + groups - 1)
     first = tl.program_id(0) * BLOCK_ROWS
     if first < end:

@@ -198,7 +198,7 @@ def outer(
         kernels.outer_kernel,
         groups * -(-columns // config.columns),
         (u, slots, weights, x, rows, offs, out),
-        (groups, columns, x.stride(0), by_group, *((first, second) if last else (second, first))),
+        (columns, x.stride(0), by_group, *((first, second) if last else (second, first))),
         (rank, config.columns, config.rows),
         num_warps=config.num_warps,
     )

@@ -27,25 +27,12 @@ def _rows_of_tile(offs_ptr, groups, tile, BLOCK: tl.constexpr, GROUPS_P2: tl.con
     return group.to(tl.int64), row, (row < end) & there
 
 
-@triton.jit(do_not_specialize=["groups", "scale"])
+@triton.jit
 def shrink_kernel(
-    x_ptr,
-    rows_ptr,
-    b_ptr,
-    offs_ptr,
-    out_ptr,
-    groups,
-    K,
-    x_stride,
-    scale,
-    b_stride_g,
-    b_stride_k,
-    b_stride_r,
-    RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
+    tensors, scalars, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, GROUPS_P2: tl.constexpr
 ):
+    x_ptr, rows_ptr, b_ptr, offs_ptr, out_ptr = tensors
+    groups, K, x_stride, scale, b_stride_g, b_stride_k, b_stride_r = scalars
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
     if rows_ptr is None:
         source = row.to(tl.int64)
@@ -82,18 +69,10 @@ def _rows_of(ptr, row, used, RANK: tl.constexpr):
     return tl.load(ptr + at, mask=used[:, None], other=0.0)
 
 
-@triton.jit(do_not_specialize=["groups", "scale"])
+@triton.jit
 def activate_kernel(
-    pre_ptr,
-    u_ptr,
-    b_ptr,
-    a_ptr,
-    offs_ptr,
-    act_ptr,
-    v_ptr,
-    groups,
-    I,
-    scale,
+    tensors,
+    scalars,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     RANK: tl.constexpr,
@@ -104,6 +83,8 @@ def activate_kernel(
     GROUPS_P2: tl.constexpr,
 ):
     """act and v = scale act @ a^T. u, b None: nothing is added to pre. a, v None: no v."""
+    pre_ptr, u_ptr, b_ptr, a_ptr, offs_ptr, act_ptr, v_ptr = tensors
+    groups, I, scale = scalars
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
     at = row.to(tl.int64)[:, None] * I
     if u_ptr is not None:
@@ -129,24 +110,10 @@ def activate_kernel(
         tl.store(v_ptr + where, (sums * scale).to(v_ptr.dtype.element_ty), mask=used[:, None])
 
 
-@triton.jit(do_not_specialize=["groups", "scale"])
+@triton.jit
 def backward_kernel(
-    grad_ptr,
-    pre_ptr,
-    u_ptr,
-    b_ptr,
-    v_ptr,
-    a_ptr,
-    slots_ptr,
-    weights_ptr,
-    offs_ptr,
-    dpre_ptr,
-    act_w_ptr,
-    dweights_ptr,
-    du_ptr,
-    groups,
-    I,
-    scale,
+    tensors,
+    scalars,
     ACTIVATION: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     RANK: tl.constexpr,
@@ -158,6 +125,9 @@ def backward_kernel(
 ):
     """grad [R, I] may be act_w, and pre may be dpre. u, b, du None: without the adapter of pre; v, a None: without that
     of act."""
+    grad_ptr, pre_ptr, u_ptr, b_ptr, v_ptr, a_ptr, slots_ptr, weights_ptr, offs_ptr = tensors[:9]
+    dpre_ptr, act_w_ptr, dweights_ptr, du_ptr = tensors[9:]
+    groups, I, scale = scalars
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
     at = row.to(tl.int64)[:, None] * I
     slot = tl.load(slots_ptr + row, mask=used, other=0)
@@ -197,23 +167,13 @@ def backward_kernel(
         tl.store(du_ptr + where, (du * scale).to(du_ptr.dtype.element_ty), mask=used[:, None])
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def expand_kernel(
-    y_ptr,
-    u_ptr,
-    b_ptr,
-    offs_ptr,
-    groups,
-    N,
-    b_stride_g,
-    b_stride_n,
-    b_stride_r,
-    RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
+    tensors, scalars, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS_P2: tl.constexpr
 ):
     """y += u @ b^T, in place."""
+    y_ptr, u_ptr, b_ptr, offs_ptr = tensors
+    groups, N, b_stride_g, b_stride_n, b_stride_r = scalars
     chunks = tl.cdiv(N, BLOCK_N)
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0) // chunks, BLOCK_M, GROUPS_P2)
     col = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -229,25 +189,12 @@ def expand_kernel(
 
 
 @triton.jit
-def turn_kernel(
-    from_ptr,
-    to_ptr,
-    groups,
-    N,
-    from_ranks,
-    to_ranks,
-    from_stride_g,
-    from_stride_n,
-    from_stride_r,
-    to_stride_g,
-    to_stride_n,
-    to_stride_r,
-    RANK: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def turn_kernel(tensors, scalars, RANK: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr):
     """to[g, n, r] = from[g, n, r], or 0 from rank `from_ranks` on: each read and written along its own contiguous
     dimension, by way of shared memory."""
+    from_ptr, to_ptr = tensors
+    groups, N, from_ranks, to_ranks = scalars[:4]
+    from_stride_g, from_stride_n, from_stride_r, to_stride_g, to_stride_n, to_stride_r = scalars[4:]
     chunks = tl.cdiv(groups, BLOCK_G)
     g = tl.program_id(0) % chunks * BLOCK_G + tl.arange(0, BLOCK_G)[:, None, None]
     n = (tl.program_id(0) // chunks * BLOCK_N + tl.arange(0, BLOCK_N))[None, :, None]
@@ -259,26 +206,11 @@ def turn_kernel(
     tl.store(to_ptr + at, x.to(to_ptr.dtype.element_ty), mask=there & (r < to_ranks))
 
 
-@triton.jit(do_not_specialize=["groups"])
-def outer_kernel(
-    u_ptr,
-    slots_ptr,
-    weights_ptr,
-    x_ptr,
-    rows_ptr,
-    offs_ptr,
-    out_ptr,
-    groups,
-    N,
-    x_stride,
-    out_stride_g,
-    out_stride_n,
-    out_stride_r,
-    RANK: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+@triton.jit
+def outer_kernel(tensors, scalars, RANK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """A program sums some columns of x over all rows of an expert. weights None: ones; rows None: x's own."""
+    u_ptr, slots_ptr, weights_ptr, x_ptr, rows_ptr, offs_ptr, out_ptr = tensors
+    N, x_stride, out_stride_g, out_stride_n, out_stride_r = scalars
     chunks = tl.cdiv(N, BLOCK_N)
     group = (tl.program_id(0) // chunks).to(tl.int64)
     col = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)
