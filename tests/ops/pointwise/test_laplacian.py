@@ -153,11 +153,11 @@ def test_meta_tensors_have_a_shape():
 
 
 def test_loads_are_vectors_where_rows_allow_it():
-    def vector(shape, strides, boundary="zero", aligned=True, itemsize=4):
-        return _plan(shape, strides, itemsize, boundary, aligned, 132, None)[2][5]
+    def vector(shape, strides, boundary="zero", aligned=True, dtype=torch.float32):
+        return dict(_plan(shape, strides, dtype, boundary, 1.0, aligned, 132, None).options)["VECTOR"]
 
     whole = ((2, 64, 512), (64 * 512, 512, 1))
-    assert vector(*whole) == 4 and vector(*whole, itemsize=2) == 8
+    assert vector(*whole) == 4 and vector(*whole, dtype=torch.float16) == 8
     assert vector(*whole, "interior") == 4
     assert vector((2, 62, 510), (62 * 510, 510, 1), "interior_transpose") == 4
     assert vector(*whole, aligned=False) == 1

@@ -1,4 +1,4 @@
-"""The cheap launch: one compiled kernel for all shapes, called with what the kernel's parameters ask for."""
+"""Every launch of a pointwise kernel: one compiled kernel for all shapes, called with what its parameters ask for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 import triton
 
+from expertile.ops.launch import launch
 from expertile.ops.launch.device import Machine
-from expertile.ops.pointwise import add_scalar, launch
+from expertile.ops.pointwise import add_scalar
 from expertile.ops.pointwise import laplacian as stencil
 from tests.support.fake_driver import compile_only
 
@@ -37,13 +38,16 @@ def launches(monkeypatch):
         prepared.append(kernel)
         return lambda device, programs, tensors, rest: seen.append((kernel, (device, programs, tensors, *rest)))
 
-    monkeypatch.setattr(launch.launch, "prepare", prepare)
+    monkeypatch.setattr(launch, "prepare", prepare)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(stencil, "machine", lambda index: Machine(132, True))
-    launch._compiled.cache_clear()
+    caches = launch._compiled, add_scalar._plan, stencil._plan
+    for cache in caches:
+        cache.cache_clear()
     with compile_only(90):
         yield seen, prepared
-    launch._compiled.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def on_gpu(*shape, dtype=torch.float32, offset=0):
@@ -58,8 +62,8 @@ def test_one_kernel_serves_every_size_and_value(launches):
         x, out = on_gpu(numel), on_gpu(numel)
         add_scalar.launch(x, out, value, config)
         _, (device, programs, tensors, *rest) = seen[-1]
-        assert (device, programs, tensors) == (0, -(-numel // 1024), ())
-        assert rest == [x.data_ptr(), out.data_ptr(), value, numel, 1024, 4]
+        assert (device, programs, [*tensors]) == (0, -(-numel // 1024), [])
+        assert rest[:4] == [x.data_ptr(), out.data_ptr(), value, numel]
         assert len(rest) == len(add_scalar._add_scalar_kernel.arg_names)
     assert len(prepared) == 1
     add_scalar.launch(on_gpu(1000, offset=1), on_gpu(1000), 1.0, config)
@@ -79,8 +83,9 @@ def test_one_kernel_serves_every_grid(launches):
         assert programs == grids * -(-rows // 8) * -(-columns // 512)
         assert (named["u_ptr"], named["out_ptr"], named["scale"]) == (u.data_ptr(), out.data_ptr(), 0.5)
         assert (named["rows"], named["columns"] * 4, named["u_stride_row"] * 4) == (rows, columns, columns)
-        assert (named["BOUNDARY"], named["VECTOR"], named["LANES"], named["BLOCK_ROWS"]) == ("zero", 4, 128, 8)
-    assert len(prepared) == 1
+    (kernel,) = prepared
+    constants = {kernel.src.fn.arg_names[i]: value for (i,), value in kernel.src.constants.items()}
+    assert [constants[name] for name in ("BOUNDARY", "VECTOR", "LANES", "BLOCK_ROWS")] == ["zero", 4, 128, 8]
 
 
 def test_signature_of_the_compiled_kernel_takes_wide_numbers(launches):
@@ -94,7 +99,7 @@ def test_signature_of_the_compiled_kernel_takes_wide_numbers(launches):
 
 def test_profilers_are_shown_launches_by_triton(launches, monkeypatch):
     seen, _ = launches
-    monkeypatch.setattr(launch.launch, "hooked", lambda: True)
+    monkeypatch.setattr(launch, "hooked", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     add_scalar.launch(on_gpu(8), on_gpu(8), 1.0, add_scalar.Config(512, 4))
     assert not seen

@@ -14,6 +14,7 @@ Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ import triton
 import triton.language as tl
 
 from expertile.ops.launch.device import machine, on_kernels
-from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
+from expertile.ops.launch.kernels import plan
+from expertile.ops.launch.launch import Launch, pointer
+from expertile.ops.pointwise.checks import VECTOR_BYTES, check_tensor
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 
@@ -63,13 +66,17 @@ def _add_scalar_kernel(x_ptr, out_ptr, value: tl.float32, numel: tl.int64, BLOCK
         _add(x_ptr + start, out_ptr + start, value, rest, rest < left)
 
 
+@lru_cache(maxsize=512)
+def _plan(numel: int, dtype: torch.dtype, aligned: bool, value: float, config: Config) -> Launch:
+    constants = config.block, VECTOR_BYTES // dtype.itemsize
+    pointers, programs = (pointer(dtype, aligned),) * 2, -(-numel // config.block)
+    return plan(_add_scalar_kernel, programs, pointers, (value, numel), constants, config.num_warps)
+
+
 def launch(x: torch.Tensor, out: torch.Tensor, value: float, config: Config) -> None:
     """out = x + value over the storage of both, which must be dense and in the same order."""
-    numel = x.numel()
     aligned = (x.data_ptr() | out.data_ptr()) % VECTOR_BYTES == 0
-    programs = -(-numel // config.block)
-    constants = (config.block, VECTOR_BYTES // x.dtype.itemsize)
-    queue(_add_scalar_kernel, x, out, aligned, (value, numel), constants, config.num_warps, programs)
+    _plan(x.numel(), x.dtype, aligned, value, config).run(x.get_device(), (), (x, out))
 
 
 def _forward(x: torch.Tensor, value: float) -> torch.Tensor:

@@ -34,7 +34,9 @@ import triton
 import triton.language as tl
 
 from expertile.ops.launch.device import machine, on_kernels
-from expertile.ops.pointwise.launch import VECTOR_BYTES, check_tensor, queue
+from expertile.ops.launch.kernels import plan
+from expertile.ops.launch.launch import Launch, pointer
+from expertile.ops.pointwise.checks import VECTOR_BYTES, check_tensor
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
 from expertile.ragged import power_of_two
 
@@ -198,18 +200,18 @@ def _out_grid(rows: Any, columns: Any, boundary: str) -> tuple[Any, Any]:
 def _plan(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    itemsize: int,
+    dtype: torch.dtype,
     boundary: str,
+    scale: float,
     aligned: bool,
     sm_count: int,
     config: Config | None,
-) -> tuple[bool, tuple[int, ...], tuple[Any, ...], int, int]:
-    """What `queue` takes for u [grids, H, W] whose last stride is 1: whether the code counts on alignment, the numbers
-    behind the scale, the constants, warps and programs."""
+) -> Launch:
+    """The launch for u [grids, H, W] whose last stride is 1."""
     grids, rows, columns = shape
     frame_in, frame_out = _frames(boundary)
     out_rows, out_columns = _out_grid(rows, columns, boundary)
-    vector = VECTOR_BYTES // itemsize
+    vector = VECTOR_BYTES // dtype.itemsize
     wide = max(columns, out_columns)
     even_in = frame_in or not (strides[0] % vector or strides[1] % vector)
     if not (aligned and wide % vector == 0 and even_in):
@@ -220,20 +222,20 @@ def _plan(
     across, down = -(-wide // (lanes * vector)), -(-max(rows, out_rows) // config.block_rows)
     unit_in, unit_out = 1 if frame_in else vector, 1 if frame_out else vector
     sizes = (rows, columns // unit_in, out_rows, out_columns // unit_out)
-    numbers = (*sizes, strides[0] // unit_in, strides[1] // unit_in, across, down)
+    numbers = (scale, *sizes, strides[0] // unit_in, strides[1] // unit_in, across, down)
     outside = "zero" if frame_in or frame_out else boundary
     constants = (outside, frame_in, frame_out, unit_in, unit_out, vector, lanes, config.block_rows)
     # Without vectors nothing rests on alignment, so one kernel serves whatever address.
-    return vector > 1, numbers, constants, config.num_warps, grids * across * down
+    pointers = (pointer(dtype, vector > 1),) * 2
+    return plan(_laplacian_kernel, grids * across * down, pointers, numbers, constants, config.num_warps)
 
 
 def launch(u: torch.Tensor, out: torch.Tensor, boundary: str, scale: float, config: Config | None = None) -> None:
     """out = laplacian(u) for u [grids, H, W] with a last stride of 1, contiguous out, neither empty."""
     aligned = (u.data_ptr() | out.data_ptr()) % VECTOR_BYTES == 0
     sm_count = machine(u.get_device()).sm_count
-    plan = _plan(tuple(u.shape), u.stride(), u.dtype.itemsize, boundary, aligned, sm_count, config)
-    vectors, numbers, constants, num_warps, programs = plan
-    queue(_laplacian_kernel, u, out, vectors, (scale, *numbers), constants, num_warps, programs)
+    planned = _plan(tuple(u.shape), u.stride(), u.dtype, boundary, scale, aligned, sm_count, config)
+    planned.run(u.get_device(), (), (u, out))
 
 
 def _on_torch(u: torch.Tensor, boundary: str, scale: float) -> torch.Tensor:
