@@ -168,10 +168,10 @@ def dequantize(
     return values.to(dtype) * spread
 
 
-def aligned_offs(offs: torch.Tensor, block: int = TOKEN_BLOCK) -> torch.Tensor:
-    """Ends of the groups when each is padded to a multiple of `block`; int32, on the device of `offs`."""
+def aligned_offs(offs: torch.Tensor) -> torch.Tensor:
+    """Ends of the groups when each is padded to a multiple of `TOKEN_BLOCK`; int32, on the device of `offs`."""
     sizes = torch.diff(offs, prepend=offs.new_zeros(1))
-    return ((sizes + block - 1) // block * block).cumsum(0).to(torch.int32)
+    return ((sizes + TOKEN_BLOCK - 1) // TOKEN_BLOCK * TOKEN_BLOCK).cumsum(0).to(torch.int32)
 
 
 def _tiled(x: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:

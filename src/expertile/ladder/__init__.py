@@ -6,22 +6,25 @@ other: `expertile bench --preset ladder`. docs/notes/ladder.md tells the story.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-from expertile.ladder import naive_loop, padded_bmm
+from expertile.ladder import (
+    l2_order,
+    masked_pointer,
+    naive_loop,
+    padded_bmm,
+    persistent,
+    tma,
+    unmasked_pointer,
+    warp_specialised,
+)
 from expertile.ops.grouped_mm.backend import Backend
 
-RUNGS: tuple[Backend, ...] = (naive_loop.BACKEND, padded_bmm.BACKEND)
-
-# Triton has no wheels outside Linux; the package works without it.
-if find_spec("triton") is not None:
-    from expertile.ladder import l2_order, masked_pointer, persistent, tma, unmasked_pointer, warp_specialised
-
-    RUNGS += (
-        masked_pointer.BACKEND,
-        unmasked_pointer.BACKEND,
-        persistent.BACKEND,
-        tma.BACKEND,
-        l2_order.BACKEND,
-        warp_specialised.BACKEND,
-    )
+RUNGS: tuple[Backend, ...] = (
+    naive_loop.BACKEND,
+    padded_bmm.BACKEND,
+    masked_pointer.BACKEND,
+    unmasked_pointer.BACKEND,
+    persistent.BACKEND,
+    tma.BACKEND,
+    l2_order.BACKEND,
+    warp_specialised.BACKEND,
+)

@@ -11,7 +11,7 @@ from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile
 from expertile.ops.launch.shape import constants
 from expertile.ops.quantize.masked import load, load_as_is, store
 from expertile.ops.quantize.numbers import SMALLEST_SCALE, divided, largest_magnitude, magnitude, scale_of, silu
-from expertile.ops.rows.tile import READ, load_vector, ragged
+from expertile.ops.rows.tile import load_vector, ragged
 
 
 class Shape(NamedTuple):
@@ -153,7 +153,7 @@ def quantize_norm_kernel(tensors, scalars, SHAPE: tl.constexpr):
     weights = ()
     for i in tl.static_range(PIECES):
         cols = (block % BLOCKS + i * BLOCKS)[:, None] * 128 + tl.arange(0, 128)[None, :]
-        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not s.EVEN_R, ragged(i, PIECES, 1, s.EVEN_K), READ),)  # type: ignore[assignment] # noqa: RUF005
+        xs = xs + (load_as_is(x_rows + cols, live, cols, K, not s.EVEN_R, ragged(i, PIECES, 1, s.EVEN_K), ""),)  # type: ignore[assignment] # noqa: RUF005
         if weight_ptr is not None:
             weight = load_as_is(weight_ptr + cols, live, cols, K, False, ragged(i, PIECES, 1, s.EVEN_K), "evict_last")
             weights = weights + (weight,)  # type: ignore[assignment] # noqa: RUF005

@@ -1,5 +1,6 @@
 """Loads and stores of a piece of some rows, masked only where it must be; and the tiles of a row kernel's program: its
-only one, or every so many, if the program stays on its SM."""
+only one, or every so many, if the program stays on its SM. Rows that are read or written once pass through L2 plainly:
+docs/notes/rows.md has what marking them cost."""
 
 from __future__ import annotations
 
@@ -11,10 +12,7 @@ import triton.language as tl
 from expertile.ops.rows import cluster as peers
 from expertile.ops.rows import head_tail
 
-# How rows that are read or written once pass through L2. Plainly: on an H200 (2026-11-21) reads marked "evict_first"
-# cost 3 to 4 % (softmax bf16 32768 x 4096: 3.96 against 4.13 TB/s), stores marked ".cs" 1 %, ".wt" nothing either way.
-READ = tl.constexpr("")
-WRITE = tl.constexpr("")
+_PLAINLY = tl.constexpr("")  # Triton 3.6 takes no string for a default
 
 
 class Spot(NamedTuple):
@@ -46,7 +44,7 @@ def load(
     OTHER: tl.constexpr,
     MASK_ROWS: tl.constexpr,
     MASK_COLS: tl.constexpr,
-    EVICT: tl.constexpr = READ,
+    EVICT: tl.constexpr = _PLAINLY,
 ):
     """[BLOCK_R, BLOCK_C] at row_ptrs [BLOCK_R, 1] + cols [1, BLOCK_C]; OTHER outside. The only read of these bytes."""
     if MASK_ROWS or MASK_COLS:
@@ -68,9 +66,9 @@ def store(row_ptrs, cols, value, row_mask, C, MASK_ROWS: tl.constexpr, MASK_COLS
     value = value.to(row_ptrs.dtype.element_ty)
     if MASK_ROWS or MASK_COLS:
         mask = inside(cols, row_mask, C, MASK_ROWS, MASK_COLS)
-        tl.store(row_ptrs + cols, value, mask=mask, cache_modifier=WRITE)
+        tl.store(row_ptrs + cols, value, mask=mask)
     else:
-        tl.store(row_ptrs + cols, value, cache_modifier=WRITE)
+        tl.store(row_ptrs + cols, value)
 
 
 @triton.constexpr_function

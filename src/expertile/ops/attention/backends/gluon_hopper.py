@@ -35,7 +35,7 @@ from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 
 _LOG2E = math.log2(math.e)
-_L2_SHARE = 0.5
+_L2_SHARE = 0.5  # for the rows of heads whose tiles are worked on together
 _WRAP = 0x40000000  # see `_hopper_tiles`
 
 
@@ -84,10 +84,10 @@ def _registers(consumers: int) -> dict[str, Any]:
     return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": consumer, "PRODUCER_REGS": producer, **FP_FUSION}
 
 
-def _heads_in_l2(p: Problem, rows: int, tensors: int, share: float, device: Device) -> int:
-    """How many heads' rows of `tensors` tensors fit in a share of L2: their tiles are worked on together."""
-    nbytes = max(1, rows * p.head_dim * p.dtype.itemsize * tensors)
-    return max(1, int(share * device.l2_bytes / nbytes))
+def _heads_in_l2(p: Problem, rows: int, device: Device) -> int:
+    """How many heads' rows of two tensors fit in L2's share."""
+    nbytes = max(1, rows * p.head_dim * p.dtype.itemsize * 2)
+    return max(1, int(_L2_SHARE * device.l2_bytes / nbytes))
 
 
 @lru_cache(maxsize=1024)
@@ -99,7 +99,7 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     o = _rows_of_heads(p, out_strides, False, config.rows, dim)
     heads = p.batch * p.heads
     tiles = heads * -(-p.q_len // (config.rows * config.consumers))
-    section = min(heads, _heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group)
+    section = min(heads, _heads_in_l2(p, p.k_len, device) * p.group)
     numbers = (tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E)
     queries = (config.consumers, config.rows, config.consumers * config.rows)
     shape = ForwardShape(p.causal, p.packed, dim, *queries, config.block_n, config.num_stages, config.q_slots)
@@ -147,10 +147,7 @@ def _pass_launch(
     tensors += [Blocks((stats[0],), (1,), (config.block,))] * 2
     heads = p.batch * (p.heads if dq else p.kv_heads)
     tiles = heads * -(-(p.q_len if dq else p.k_len) // 128)
-    if dq:
-        section = _heads_in_l2(p, p.k_len, 2, _L2_SHARE, device) * p.group
-    else:
-        section = _heads_in_l2(p, p.q_len * p.group, 2, _L2_SHARE, device)
+    section = _heads_in_l2(p, p.k_len, device) * p.group if dq else _heads_in_l2(p, p.q_len * p.group, device)
     sizes = (tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len)
     numbers = (*sizes, *stats[1:], p.scale, p.scale * _LOG2E)
     blocks = (config.block, config.num_stages, config.slots, config.ahead)

@@ -6,19 +6,17 @@ A new backend is one file that ends in `BACKEND = Backend(...)` and one line her
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 
 from expertile.ops.backend import named
-from expertile.ops.weight_only_mm.backends import dequant, loop
+from expertile.ops.weight_only_mm.backends import dequant, gluon_int4, gluon_w4a8, loop, triton_int4
 from expertile.ops.weight_only_mm.problem import Backend
 
-_OURS: tuple[Backend, ...] = ()
-# Triton has no wheels outside Linux; the package works without it.
-if find_spec("triton") is not None:
-    from expertile.ops.weight_only_mm.backends import gluon_int4, gluon_w4a8, triton_int4
-
-    _OURS = (gluon_int4.BACKEND, triton_int4.BACKEND, gluon_w4a8.BACKEND)
-
-BACKENDS: tuple[Backend, ...] = (*_OURS, dequant.BACKEND, loop.BACKEND)
+BACKENDS: tuple[Backend, ...] = (
+    gluon_int4.BACKEND,
+    triton_int4.BACKEND,
+    gluon_w4a8.BACKEND,
+    dequant.BACKEND,
+    loop.BACKEND,
+)
 
 by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

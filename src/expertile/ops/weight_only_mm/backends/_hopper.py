@@ -58,7 +58,7 @@ def runner(imported: Callable[[], Any]) -> Run:
     """`run` of the backend whose `prepared(problem, operands, config, target)` is what `imported` gives: the launch
     that writes `target`, the output or the partial sums [split_k, M, N] of a split K.
 
-    Gluon is imported at the first launch: `import expertile` stays quick and works without Triton.
+    Gluon is imported at the first launch: `import expertile` stays quick.
     """
     of_kernel = cache(imported)
 
