@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.gathered_mm.backends import _gluon_kernel, _gluon_launch
+from expertile.ops.gathered_mm.backends import _gluon_kernel, gluon_gather
 from expertile.ops.gathered_mm.backends.gluon_gather import _DECODE, BACKEND, Config
 from expertile.ops.gathered_mm.problem import GatherProblem
 from tests.ops.gathered_mm import cases
@@ -60,8 +60,8 @@ def _emulate(
     sums = None
     if case.product is BACKWARD:
         config = dataclasses.replace(config, store_parts=1, store_slots=3)
-        sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
-    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, sums)
+        sums = gluon_gather.row_sums(problem, config, operands.a).fill_(float("nan"))
+    launch, _, tensors, pointers = gluon_gather.prepared(problem, operands, config, outputs, sums)
     kernel = launch.kernel if kernel is None else kernel
     gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
     if sums is not None:
@@ -166,9 +166,9 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
     problem, operands = cases.make(case)
     # The larger tile has the fewer registers to spare; many short groups take the smaller one.
     config = max(BACKEND.configs(problem, H200), key=lambda c: c.block_m * (case.product is not MM))
-    sums = _gluon_launch.row_sums(problem, config, operands.a) if case.product is BACKWARD else None
+    sums = gluon_gather.row_sums(problem, config, operands.a) if case.product is BACKWARD else None
     outputs = cases.poisoned_outputs(problem, operands)
-    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs, sums)
+    launch, _, tensors, pointers = gluon_gather.prepared(problem, operands, config, outputs, sums)
     with compile_only(90) as kernels:
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     (kernel,) = kernels
@@ -196,7 +196,7 @@ def test_wide_tiles_fit_the_registers(height: int, dynamic: bool, spills: int, i
     wanted = (height, 256, dynamic)
     config = next(c for c in BACKEND.configs(problem, H200) if (c.block_m, c.block_n, c.dynamic) == wanted)
     outputs = cases.poisoned_outputs(problem, operands)
-    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs)
+    launch, _, tensors, pointers = gluon_gather.prepared(problem, operands, config, outputs)
     with compile_only(90) as kernels:
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     used = aot.resources(kernels[0], 90)
@@ -299,7 +299,7 @@ def test_decode_tiles_keep_every_multiprocessor_reading(tokens, experts, top_k, 
 def test_decode_tiles_compile(config: Config) -> None:
     problem, operands = cases.make(Case("halves", GATED, (4,) * 128, n=256, k=128, save_pre=False))
     outputs = cases.poisoned_outputs(problem, operands)
-    launch, _, tensors, pointers = _gluon_launch.prepared(problem, operands, config, outputs)
+    launch, _, tensors, pointers = gluon_gather.prepared(problem, operands, config, outputs)
     with compile_only(90) as kernels:
         launch.kernel[(132,)](*launch.arguments(tensors, pointers), **dict(launch.options))
     used = aot.resources(kernels[0], 90)

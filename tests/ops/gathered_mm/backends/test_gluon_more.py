@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.gathered_mm.backends import _gluon_kernel, _gluon_launch, gluon_gather
+from expertile.ops.gathered_mm.backends import _gluon_kernel, gluon_gather
 from expertile.ops.gathered_mm.backends.gluon_gather import Config
 from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.backends.test_gluon_gather import SMALL, SPLIT
@@ -51,8 +51,8 @@ def _launch(case: Case, rank: int, config: Config):
     outputs = cases.poisoned_outputs(problem, operands)
     sums = None
     if case.product is BACKWARD:
-        sums = _gluon_launch.row_sums(problem, config, operands.a).fill_(float("nan"))
-    made = _gluon_launch.prepared(problem, operands, config, outputs, sums, more)
+        sums = gluon_gather.row_sums(problem, config, operands.a).fill_(float("nan"))
+    made = gluon_gather.prepared(problem, operands, config, outputs, sums, more)
     return made, full, outputs, sums
 
 

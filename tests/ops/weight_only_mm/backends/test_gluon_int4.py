@@ -11,7 +11,7 @@ import torch
 from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
-from expertile.ops.weight_only_mm.backends import _gluon_kernel, _gluon_launch
+from expertile.ops.weight_only_mm.backends import _gluon_kernel, gluon_int4
 from expertile.ops.weight_only_mm.backends._gluon_config import Config
 from expertile.ops.weight_only_mm.backends.gluon_int4 import BACKEND
 from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
@@ -66,7 +66,7 @@ def _emulate(case: Case, config: Config, programs: int = 2, seed: int = 0, kerne
     target = out
     if config.split_k > 1:
         target = torch.full((config.split_k, *out.shape), float("nan"))
-    launch, _, *given = _gluon_launch.prepared(problem, operands, config, target)
+    launch, _, *given = gluon_int4.prepared(problem, operands, config, target)
     args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(kernel or _gluon_kernel.weight_only_mm_kernel, programs, args, options, seed)
     if config.split_k > 1:
@@ -119,7 +119,7 @@ def test_one_hot_activations_decode_every_weight(scale: str, dtype: torch.dtype)
         out = torch.full((k, n), float("nan"), dtype=dtype)
         problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
         config = Config(64, 64, 2, 128, 2, scale, slab=32)
-        launch, _, *given = _gluon_launch.prepared(problem, operands, config, out)
+        launch, _, *given = gluon_int4.prepared(problem, operands, config, out)
         args, options = launch.arguments(*given), dict(launch.options)
         int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
@@ -139,7 +139,7 @@ def test_one_hot_activations_decode_every_mxfp4_weight(dtype: torch.dtype) -> No
         operands = Operands(torch.eye(k, dtype=dtype), w, torch.tensor([k], dtype=torch.int32))
         out = torch.full((k, n), float("nan"), dtype=dtype)
         problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
-        launch, _, *given = _gluon_launch.prepared(problem, operands, config, out)
+        launch, _, *given = gluon_int4.prepared(problem, operands, config, out)
         args, options = launch.arguments(*given), dict(launch.options)
         int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
         assert torch.equal(out, w.dequantize(dtype)[0].T)
@@ -151,7 +151,7 @@ def test_mxfp4_scales_behind_the_end_of_k_are_nobody_elses() -> None:
     operands = cases.make(case)
     operands.w.scales[1] = 255
     problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
-    launch, _, *given = _gluon_launch.prepared(problem, operands, SMALL["mxfp4-deep"], out)
+    launch, _, *given = gluon_int4.prepared(problem, operands, SMALL["mxfp4-deep"], out)
     args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
     cases.check(case, out, operands)
@@ -162,7 +162,7 @@ def test_formats_take_their_own_configs() -> None:
         operands = cases.make(case)
         problem = cases.problem_of(case, operands)
         with pytest.raises(ValueError, match='config: scale ".*" takes weights of format .*, not .*'):
-            _gluon_launch.prepared(problem, operands, SMALL[name], cases.poisoned_out(case))
+            gluon_int4.prepared(problem, operands, SMALL[name], cases.poisoned_out(case))
         assert {c.scale == "mxfp4" for c in BACKEND.configs(problem, H200)} == {case.group == "mxfp4"}
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_fused_is_not(case: Case) -> None:
     operands = cases.make(case)
     problem = cases.problem_of(case, operands)
     with pytest.raises(ValueError, match='scale "fused" takes bfloat16 without zero points'):
-        _gluon_launch.prepared(problem, operands, SMALL["ordered"], cases.poisoned_out(case))
+        gluon_int4.prepared(problem, operands, SMALL["ordered"], cases.poisoned_out(case))
     assert {c.scale for c in BACKEND.configs(problem, H200)} <= {"sum", "weight"}
     per_channel = of_shape(8, 16, 1536, 2048, 2048)
     assert {c.scale for c in BACKEND.configs(per_channel, H200)} <= {"sum", "weight"}
@@ -197,7 +197,7 @@ def test_scales_of_any_size_within_the_range(scale: str, number: float) -> None:
     operands = Operands(torch.eye(k, dtype=BF16), w, torch.tensor([k], dtype=torch.int32))
     out = torch.full((k, n), float("nan"), dtype=BF16)
     problem = WeightOnlyProblem.of(operands.a, w, operands.offs)
-    launch, _, *given = _gluon_launch.prepared(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
+    launch, _, *given = gluon_int4.prepared(problem, operands, Config(64, 64, 2, 128, 2, scale, slab=32), out)
     args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
     assert torch.equal(out, w.dequantize(BF16)[0].T)
@@ -212,7 +212,7 @@ def test_scales_behind_the_end_of_k_are_nobody_elses(name: str) -> None:
     if operands.w.zeros is not None:
         operands.w.zeros[1] = float("nan")
     problem, out = cases.problem_of(case, operands), cases.poisoned_out(case)
-    launch, _, *given = _gluon_launch.prepared(problem, operands, SMALL[name], out)
+    launch, _, *given = gluon_int4.prepared(problem, operands, SMALL[name], out)
     args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(_gluon_kernel.weight_only_mm_kernel, 1, args, options)
     cases.check(case, out, operands)

@@ -12,7 +12,7 @@ from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
-from expertile.ops.weight_only_mm.backends import _w4a8_kernel, _w4a8_launch, gluon_w4a8
+from expertile.ops.weight_only_mm.backends import _w4a8_kernel, gluon_w4a8
 from expertile.ops.weight_only_mm.backends.gluon_w4a8 import BACKEND, Config
 from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
 from tests.ops.weight_only_mm import cases, fp8_cases
@@ -48,7 +48,7 @@ def _emulated(
     target = out
     if config.split_k > 1:
         target = torch.full((config.split_k, *out.shape), float("nan"))
-    launch, _, *given = _w4a8_launch.prepared(problem, o, config, target)
+    launch, _, *given = gluon_w4a8.prepared(problem, o, config, target)
     args, options = launch.arguments(*given), dict(launch.options)
     int4_emulator.run(kernel or _w4a8_kernel.w4a8_mm_kernel, programs, args, options, seed)
     if config.split_k > 1:

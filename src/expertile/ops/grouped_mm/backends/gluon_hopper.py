@@ -13,16 +13,15 @@ for how the work is laid out on the chip.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 
 from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, Pair, rows_are_tokens
+from expertile.ops.grouped_mm.backends._gluon_launch import prepared
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.grouped_mm.tiling import load_rows
@@ -320,18 +319,10 @@ def run(
         return out
 
     def queue(target: torch.Tensor) -> None:
-        launch, device, tensors, pointers = _prepared()(problem, operands, config, target, add, more)
+        launch, device, tensors, pointers = prepared(problem, operands, config, target, add, more)
         launch.run(device, tensors, pointers)
 
     return filled(problem, operands, out, queue)
-
-
-@lru_cache(maxsize=1)
-def _prepared() -> Callable[..., tuple[Any, Any, Any, Any]]:
-    """Kernels are imported at the first launch: `import expertile` stays quick."""
-    from expertile.ops.grouped_mm.backends._gluon_launch import prepared
-
-    return prepared
 
 
 BACKEND = Backend(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.hopper import limits
+from expertile.ops.hopper import limits, reduce
 from expertile.ops.launch.device import starts_early
+from expertile.ops.launch.launch import Launch
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 from expertile.ragged import power_of_two
@@ -54,13 +54,9 @@ def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]
     return tuple((options | FP_FUSION).items())
 
 
-def runner(imported: Callable[[], Any]) -> Run:
-    """`run` of the backend whose `prepared(problem, operands, config, target)` is what `imported` gives: the launch
-    that writes `target`, the output or the partial sums [split_k, M, N] of a split K.
-
-    Gluon is imported at the first launch: `import expertile` stays quick.
-    """
-    of_kernel = cache(imported)
+def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:
+    """`run` of the backend whose `prepared(problem, operands, config, target)` gives the launch that writes `target`,
+    the output or the partial sums [split_k, M, N] of a split K, and what it runs with."""
 
     def run(problem: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor | None) -> torch.Tensor:
         """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split
@@ -75,11 +71,9 @@ def runner(imported: Callable[[], Any]) -> Run:
             return out
         if config.split_k > 1:
             target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
-        launch, device, tensors, pointers = of_kernel()(p, operands, config, target)
+        launch, device, tensors, pointers = prepared(p, operands, config, target)
         launch.run(device, tensors, pointers)
         if config.split_k > 1:
-            from expertile.ops.hopper import reduce
-
             reduce.run(target, operands.offs, out)
         return out
 
