@@ -29,7 +29,6 @@ BACKEND = Backend(
     name="1_naive_loop",
     summary="one torch.matmul per group, results concatenated",
     supports=lambda problem, device: takes(problem),
-    configs=lambda problem, device: (NoConfig(),),
     run=_run,
     reads_offs_on_host=True,
 )

@@ -22,11 +22,11 @@ H200 = Machine(132, False)
 
 
 def _softmax() -> None:
-    softmax.softmax_rows(torch.empty(5, 160))
+    softmax.on_rows((torch.empty(5, 160),))
 
 
 def _odd_softmax() -> None:
-    softmax.softmax_rows(torch.empty(5, 161, dtype=torch.bfloat16)[:, 1:])
+    softmax.on_rows((torch.empty(5, 161, dtype=torch.bfloat16)[:, 1:],))
 
 
 def _norm() -> None:

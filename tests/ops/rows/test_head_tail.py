@@ -50,8 +50,7 @@ if not interpreter.active():
         choice = choose.softmax_backward if backward else choose.forward
         config = choice(rows, cols // whole * whole, dtype.itemsize, MACHINES[90])
         x = torch.empty(rows, cols, dtype=dtype)
-        run = softmax.softmax_backward_rows if backward else softmax.softmax_rows
-        (found,) = compiled(90, lambda: run(*(x, x) if backward else (x,), config))
+        (found,) = compiled(90, lambda: softmax.on_rows((x, x) if backward else (x,), config))
         assert found.fits and found.spills <= most_spills(0, 6), str(found)
         moves = re.findall(r"(?:ld|st)\.global[.\w]*|cp\.async[.\w]*[^;]*", found.ptx)
         wide = [m for m in moves if ".v4.b32" in m or ", 0x10" in m]
@@ -99,33 +98,33 @@ else:
             pytest.skip("too many pieces")
         x, dy = random((ROWS, cols), dtype, 0), random((ROWS, cols), dtype, 1)
         assert vector(torch.empty_like(x), x) == (_rows.CUT_BYTES // dtype.itemsize if cols >= _rows.LEAST_CUT else 1)
-        y = softmax.softmax_rows(x, config)
+        y = softmax.on_rows((x,), config)
         assert_close(y, x.double().softmax(-1), "y", 4.0)
-        assert_softmax_gradient(softmax.softmax_backward_rows(dy, y, config), dy, y)
+        assert_softmax_gradient(softmax.on_rows((dy, y), config), dy, y)
 
     @pytest.mark.parametrize("rows, cols", [(3, 1001), (2, 50257)])
     def test_long_rows(rows, cols):
         x, dy = random((rows, cols), torch.bfloat16, 0), random((rows, cols), torch.bfloat16, 1)
         config = RowConfig(1, 16384, 16) if cols > 16384 else None
-        y = softmax.softmax_rows(x, config)
+        y = softmax.on_rows((x,), config)
         assert_close(y, x.double().softmax(-1), "y", 4.0)
-        assert_softmax_gradient(softmax.softmax_backward_rows(dy, y, config), dy, y)
+        assert_softmax_gradient(softmax.on_rows((dy, y), config), dy, y)
 
     @pytest.mark.parametrize("config", CONFIGS, ids=str)
     def test_wide_rows_of_the_same_place(config):
         wide = random((ROWS, 61), torch.float16, 0)
         x = wide[:, :45]  # 16 elements fewer, a whole number of words
         assert vector(torch.empty(x.shape, dtype=x.dtype), x) == _rows.CUT_BYTES // 2
-        assert_close(softmax.softmax_rows(x, config), x.double().softmax(-1), "y", 4.0)
+        assert_close(softmax.on_rows((x,), config), x.double().softmax(-1), "y", 4.0)
 
     @pytest.mark.parametrize("offset", [1, 3, 8, 45])
     def test_views_that_start_elsewhere(offset):
         x = random((ROWS * 45 + offset,), torch.bfloat16, 0)[offset:].view(ROWS, 45)
         dy = random((ROWS, 45), torch.bfloat16, 1)
-        y = softmax.softmax_rows(x)
+        y = softmax.on_rows((x,))
         assert_close(y, x.double().softmax(-1), "y", 4.0)
-        assert_softmax_gradient(softmax.softmax_backward_rows(x, y), x, y)
-        assert_softmax_gradient(softmax.softmax_backward_rows(dy, y), dy, y)
+        assert_softmax_gradient(softmax.on_rows((x, y)), x, y)
+        assert_softmax_gradient(softmax.on_rows((dy, y)), dy, y)
 
     @pytest.mark.parametrize("config", CONFIGS, ids=str)
     @pytest.mark.parametrize("value", [NAN, -INF])
@@ -133,9 +132,9 @@ else:
     def test_neighbours_do_not_count(value, config):
         x = random((ROWS, 61), torch.float32, 0)
         x[1::2] = value
-        y = softmax.softmax_rows(x, config)
+        y = softmax.on_rows((x,), config)
         torch.testing.assert_close(y, torch.softmax(x, -1), equal_nan=True)
-        dx = softmax.softmax_backward_rows(x, torch.softmax(x, -1), config)
+        dx = softmax.on_rows((x, torch.softmax(x, -1)), config)
         assert dx[::2].isfinite().all() and dx[1::2].isnan().all()
 
     @pytest.mark.parametrize("col", [0, 30, 60])
@@ -144,7 +143,7 @@ else:
     def test_every_element_counts(value, col):
         x = random((ROWS, 61), torch.float32, 0)
         x[:, col] = value
-        torch.testing.assert_close(softmax.softmax_rows(x), torch.softmax(x, -1), equal_nan=True)
+        torch.testing.assert_close(softmax.on_rows((x,)), torch.softmax(x, -1), equal_nan=True)
 
     @pytest.mark.parametrize("config", CONFIGS, ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

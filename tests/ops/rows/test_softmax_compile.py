@@ -5,7 +5,7 @@ import torch
 import triton
 
 from expertile.ops.rows import choose
-from expertile.ops.rows.softmax import softmax_backward_rows, softmax_rows
+from expertile.ops.rows.softmax import on_rows
 from tests.ops.rows.compile_cases import ROWS, assert_sound, cases, compiled
 
 pytestmark = [
@@ -17,12 +17,12 @@ pytestmark = [
 @pytest.mark.parametrize("arch, dtype, cols, config", cases(choose.forward), ids=str)
 def test_forward(arch, dtype, cols, config):
     x = torch.empty(ROWS, cols, dtype=dtype)
-    (found,) = compiled(arch, lambda: softmax_rows(x, config))
+    (found,) = compiled(arch, lambda: on_rows((x,), config))
     assert_sound(found, cols, config)
 
 
 @pytest.mark.parametrize("arch, dtype, cols, config", cases(choose.softmax_backward), ids=str)
 def test_backward(arch, dtype, cols, config):
     x = torch.empty(ROWS, cols, dtype=dtype)
-    (found,) = compiled(arch, lambda: softmax_backward_rows(x, x, config))
+    (found,) = compiled(arch, lambda: on_rows((x, x), config))
     assert_sound(found, cols, config)

@@ -9,9 +9,8 @@ import triton.language as tl
 
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
 from expertile.ops.launch.shape import constants
-from expertile.ops.quantize.masked import load, load_as_is, store
 from expertile.ops.quantize.numbers import SMALLEST_SCALE, divided, largest_magnitude, magnitude, scale_of, silu
-from expertile.ops.rows.tile import load_vector, ragged
+from expertile.ops.rows.tile import inside, load_vector, ragged
 
 
 class Shape(NamedTuple):
@@ -29,6 +28,30 @@ class Shape(NamedTuple):
     BLOCK_R: int = 128
     BLOCKS: int = 1
     PIECES: int = 1
+
+
+@triton.jit
+def load_as_is(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """Zeros outside."""
+    if MASK_ROWS or MASK_COLS:
+        mask = inside(cols, live, K, MASK_ROWS, MASK_COLS)
+        return tl.load(pointers, mask=mask, other=0.0, eviction_policy=EVICT)
+    else:
+        return tl.load(pointers, eviction_policy=EVICT)
+
+
+@triton.jit
+def load(pointers, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr, EVICT: tl.constexpr):
+    """In float32, zeros outside."""
+    return load_as_is(pointers, live, cols, K, MASK_ROWS, MASK_COLS, EVICT).to(tl.float32)
+
+
+@triton.jit
+def store(pointers, values, live, cols, K, MASK_ROWS: tl.constexpr, MASK_COLS: tl.constexpr):
+    if MASK_ROWS or MASK_COLS:
+        tl.store(pointers, values, mask=inside(cols, live, K, MASK_ROWS, MASK_COLS))
+    else:
+        tl.store(pointers, values)
 
 
 @triton.jit

@@ -31,18 +31,9 @@ from expertile.ops.rows.softmax_kernels import (
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
 
 
-def softmax_rows(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
-    """Launch the kernel along the last dimension of x [..., C]; a fresh, contiguous result of x's dtype."""
-    return _on_rows((x,), config)
-
-
-def softmax_backward_rows(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
-    """Launch the backward kernel along the last dimension; a fresh, contiguous gradient of y's shape."""
-    return _on_rows((dy, y), config)
-
-
-def _on_rows(inputs: tuple[torch.Tensor, ...], config: RowConfig | None) -> torch.Tensor:
-    """What the kernel for so many inputs makes of them; of the last one's shape and dtype."""
+def on_rows(inputs: tuple[torch.Tensor, ...], config: RowConfig | None = None) -> torch.Tensor:
+    """Launch the kernel along the last dimension of (x,), or of (dy, y) the backward kernel; a fresh, contiguous result
+    of the last one's shape and dtype."""
     out = torch.empty(inputs[-1].shape, dtype=inputs[-1].dtype, device=inputs[-1].device)
     if out.numel() == 0:
         return out
@@ -88,7 +79,7 @@ def _launch(
 
 def _forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     if on_kernels(x):
-        return softmax_rows(x, config)
+        return on_rows((x,), config)
     return torch.softmax(wide(x), -1).to(x.dtype).contiguous()
 
 
@@ -100,7 +91,7 @@ def _formula(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def softmax_backward(dy: torch.Tensor, y: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     """The gradient of x along the last dimension from y and its gradient, by the kernel or in plain torch."""
-    return softmax_backward_rows(dy, y, config) if on_kernels(y) else _formula(dy, y).contiguous()
+    return on_rows((dy, y), config) if on_kernels(y) else _formula(dy, y).contiguous()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ graphs follow new lengths. docs/notes/attention.md says what limits them.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -48,14 +48,6 @@ def _supports(problem: Problem, device: Device, largest: int) -> str | None:
     if max(p.q_rows, p.k_rows) >= 2**30:
         return "reaches at most 2^30 rows"
     return p.not_in_words
-
-
-def supports_forward(problem: Problem, device: Device) -> str | None:
-    return _supports(problem, device, 256)
-
-
-def supports_backward(problem: Problem, device: Device) -> str | None:
-    return _supports(problem, device, 128)
 
 
 def _rows_of_heads(p: Problem, strides: tuple[int, int, int], keys: bool, rows: int, dim: int) -> Blocks:
@@ -219,6 +211,6 @@ def _device(x: torch.Tensor) -> Device:
 BACKEND = Backend(
     name="gluon_hopper",
     summary="Gluon, TMA and warp-specialised wgmma, softmax beside the products (sm_90a)",
-    forward=Direction(supports_forward, forward_configs, forward),
-    backward=Direction(supports_backward, backward_configs, backward),
+    forward=Direction(partial(_supports, largest=256), forward_configs, forward),
+    backward=Direction(partial(_supports, largest=128), backward_configs, backward),
 )
