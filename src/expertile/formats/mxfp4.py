@@ -29,6 +29,7 @@ from typing import ClassVar, Self
 
 import torch
 
+from expertile.formats.int4.packing import words as words_of
 from expertile.formats.quantized import KernelLayout, QuantizedWeight
 
 BLOCK = 32  # values that share a scale
@@ -298,8 +299,7 @@ def _packed(codes: torch.Tensor) -> torch.Tensor:
 
 def _unpacked(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of `_packed`; uint8."""
-    packed = packed.clone() if packed.storage_offset() % 4 or packed.data_ptr() % 4 else packed
-    words = packed.view(torch.int32).unflatten(-1, (-1, 2, 4))
+    words = words_of(packed).unflatten(-1, (-1, 2, 4))
     x = torch.zeros(*words.shape[:-2], 2, 2, 2, 4, 2, dtype=torch.uint8, device=packed.device)
     for register, pieces in enumerate(_PLACES):
         for neighbour in range(2):

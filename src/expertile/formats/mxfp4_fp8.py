@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import torch
 
+from expertile.formats.int4.packing import words as words_of
 from expertile.formats.mxfp4 import BIAS, BLOCK, Mxfp4Layout, Mxfp4Weight, rounded_codes, values_of_codes
 
 LARGEST_EXPONENT = 12
@@ -116,8 +117,7 @@ def _packed(codes: torch.Tensor) -> torch.Tensor:
 
 def _unpacked(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of `_packed`: codes [N, K]."""
-    packed = packed.clone() if packed.storage_offset() % 4 or packed.data_ptr() % 4 else packed
-    words = packed.view(torch.int32).unflatten(-1, (-1, 4))
+    words = words_of(packed).unflatten(-1, (-1, 4))
     x = torch.empty(*words.shape[:-1], 2, 4, 4, dtype=torch.uint8, device=packed.device)
     for half in range(2):
         for j in range(4):
