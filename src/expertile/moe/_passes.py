@@ -63,10 +63,8 @@ def activation_gradients(
     """((dy, rows), dpre, act_w, the routing weights' gradients) of `gated_backward_mm`. `of_down`: `down` has a
     gradient, of dy and the rows that come back: none where dy comes back in expert order.
 
-    Where the gradient of `down` copies dy into that order anyway, the product before it is faster on the copy (H200,
-    copy and both products: 8.2 against 9.1 ms at H 4096, I 1024, 2048 rows of an expert; 2.5 against 2.9 at 2880, 256).
-    Where it gathers (`cuda_wgrad`), no copy is faster, and 2 R H bytes less (H100, the first size: 9.1 against 9.4).
-    """
+    Where the gradient of `down` copies dy into that order anyway, the product before it is faster on the copy. Where it
+    gathers (`cuda_wgrad`), no copy is faster, and 2 R H bytes less (docs/notes/grouped_mm.md, "Gathered products")."""
     activation, interleaved, invariant = form
     rows: _Maybe = order.rows
     if of_down and copies_rows(dy, order.rows, down.shape[2], order.offs):

@@ -26,21 +26,14 @@ ORDER: tuple[tuple[float, tuple[str, ...]], ...] = (
 )
 LAST = "reference"
 
+# What these rest on: docs/notes/grouped_mm.md, "Gathered products".
 # BACKWARD with more rows than the first line of `ORDER` and up to these: composed first. A fused epilogue takes as long
-# for the rows that fill up a tile as for others, the pointwise kernel has nothing to do for them (H200, 256 rows of
-# 2880 x 2880: 1.28 ms against 1.34 to 1.50, and with its copy 1.36 against 1.70; 2048 rows of 4096 x 1024: 4.07
-# against 3.95). The copy of rows pays from this many columns on.
+# for the rows that fill up a tile as for others, the pointwise kernel has nothing to do for them. The copy of rows pays
+# from this many columns on.
 COMPOSED_BACKWARD_ROWS = 400
 COMPOSED_BACKWARD_COLUMNS = 1536
 
-# With more rows than that cuda_gather takes a backward pass that gathers (H100, 2026-11-25, ms beside gluon_gather:
-# 2048 rows of 4096 x 1024 3.6 against 5.0, of 2048 x 768 1.7 against 2.5; 1536 of 1536 x 256 0.44 against 0.63). And an
-# up-projection where wide tiles pay: 4096 x 2 x 1024 in 6.4 against 6.9 (in an earlier trial 6.65 and 6.60), 2048 x 2 x
-# 768 in 2.6 against 2.9, 768 x 2 x 1024 in 0.43 against 0.48.
-
-# A weight gradient that gathers, cuda_wgrad against composed (H100, 2026-11-25). 128 experts of 2048 rows: 4096 x 1024
-# in 3.5 ms against 4.5, 2048 x 4096 in 7.0 against 7.3. Of 1536 rows: 1536 x 256 in 0.33 against 0.76, 512 x 1536 in
-# 0.55 against 0.88. Of 256 rows, where tiles of 2880 columns have some to spare: 1.43 against 1.39, 2.70 against 2.53.
+# A weight gradient that gathers is cuda_wgrad's from so many rows of an expert and so many columns on.
 WGRAD_ROWS, WGRAD_COLUMNS = 400, 128
 
 

@@ -50,8 +50,7 @@ _FEW_ROWS = 4  # at 8, 4 KB of a warp's loads are on their way already, and sums
 _MANY_TOKENS = 4096  # enough for some programs of four on each multiprocessor
 _MOST_UNROLLED = 32
 # Bytes of y up to which the kernel starts before the product that writes y is done. It saves 1 to 2 us; but where much
-# is to be read it then reads at half the speed. (H200, 40960 tokens of 768 columns, top-2: 76 us, and 70 more; a likely
-# cause is L1, which stays as small as the product left it.)
+# is to be read it then reads at half the speed (docs/notes/grouped_mm.md, "Gathered products").
 _PDL_NBYTES = 2**24
 
 

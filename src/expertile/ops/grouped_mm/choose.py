@@ -27,14 +27,12 @@ from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
 from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, nearest
 
-# H200, each of 1230 problems left out (`expertile tune --left-out h200`): 1006 at 0.97 of the best or more; with 16 it
-# is 994. It was picked on these problems among a hundred settings. On an H100's 109, which had no say: 91, with 16 92.
+# What this and the constants of `transfer`, `tuned` and `tiling` rest on: docs/notes/grouped_mm.md, "Constants".
 NEIGHBOURS = 24
 # Expected times closer than that are a tie, which the earlier backend or config keeps.
 TIE = 0.005
 # And a backend's default config keeps what no other is expected to do that much faster: it follows rules fitted to
-# hundreds of problems, its rivals a few neighbours. (H200, 393 problems: from 2.3 % behind the best config to 1.8 %.)
-# So do our backends against peers: H200, 70 problems, from 3.3 % behind the best to 2.7 %.
+# hundreds of problems, its rivals a few neighbours. So do our backends against peers.
 TRUST = 0.05
 
 
@@ -196,9 +194,7 @@ def _next(estimates: Sequence[Estimate], best: str, seconds: float) -> str:
 def rounded(problem: Problem) -> Problem:
     """`problem` with a ragged total that has no known sizes rounded to the nearest of 32 steps per doubling.
 
-    No fewer, as a few rows decide how many waves of tiles there are. (H200, one group of 717 rows, 2880 -> 2880: of
-    eight steps the nearest is 704, two waves of 64x64, two to a multiprocessor; in truth it is a little more, 44 us
-    where 64x128 takes 31.)"""
+    No fewer, as a few rows decide how many waves of tiles there are."""
     total = problem.ragged_total
     if problem.group_sizes is not None or total <= 64 or problem.layout is Layout.RAGGED_N:
         return problem  # the columns of a ragged N decide the alignment of the result

@@ -17,17 +17,12 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tuned import Features
 
-# H200, 2026-11-22: fitted to how the tiles of 633 problems compared, 5,000 times. Fitted on half of the problems they
-# explain as much of the other half (a mean error^1.5 of 0.011, from 0.018 without a model).
 # Share of the peak that a tile of 128x256 reaches, what smaller ones lose, bytes per clock that a multiprocessor gets
 # from L2, share of memory bandwidth, how much of a whole wave the last one takes, launch in seconds.
 _PRODUCTS, _SMALLER, _L2_BYTES_PER_CLOCK, _MEMORY, _LAST_WAVE, _LAUNCH_S = 0.83, 0.09, 72, 0.88, 0.85, 5.5e-6
 # From that many waves on it is all the same which part of the last is full.
 _MANY_WAVES = 8
-
-
-# Rows that begin anywhere in L2's lines of 128 bytes take TMA so many times as long. (H200, 2026-11-23: eight problems
-# with K of 680 to 3000 and N of 776 to 4008, in tiles from 64x64 to 128x256: the model is within 5 % of their ratios.)
+# Rows that begin anywhere in L2's lines of 128 bytes take TMA so many times as long.
 _UNALIGNED = 2.7
 
 

@@ -29,15 +29,11 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tiling import Tile, modelled_logs, tile_of
 from expertile.ops.grouped_mm.tuned import Features, Measured, candidate_key, loose_key
 
-# These, `choose.NEIGHBOURS`, `choose.TRUST` and the distance's weights: a random search over choices with one problem
-# left out, 844 problems on an H200 (2026-11-22). All: from 2.1 % behind the best to 1.8 %, within 3 % from 80 % of them
-# to 84. Searched on either half of the problems alone, the other half: from 2.0 and 2.3 % to 1.9 and 1.9.
 # Added to a squared distance: how alike two problems at distance 0 still are.
 _BLUR = 0.4
 # What not being listed costs, in logarithms: _PENALTY more than its backend's best, or than _SCREENED_OUT if more.
 _SCREENED_OUT, _PENALTY = 0.1, 0.08
-# How much of a modelled difference is carried over. (Anew over 394 problems measured with the tiles as they are now,
-# each left out for its own choice: at 0.97 or more of the best are 307 with 0.4, 312 with 0.7, 314 with 1.)
+# How much of a modelled difference is carried over.
 _CARRIED = 0.7
 # Shares of peak and bandwidth that a good kernel reaches, and what every launch costs in a CUDA graph, seconds.
 _COMPUTE, _MEMORY, _LAUNCH_S = 0.62, 0.85, 3e-6

@@ -26,18 +26,14 @@ VERSION = 1
 POLICIES = ("graph", "eager")
 SKEWS = ("even", "skewed", "one")
 
-# What the axes of `Features.point` and the steps count: a flat optimum of choices with one problem left out, over 150
-# problems on an H200 (2026-11-21); of rows per group anew over 844 (`transfer`).
+# What the axes of `Features.point` and the steps count.
 _ROWS, _SUMMANDS, _TILES, _INTENSITY, _BYTES = 0.85, 0.5, 0.7, 0.5, 0.4
 _OTHER_ORDER, _OTHER_SKEW = 0.3, 0.5
 # For problems with rows that begin anywhere in L2's lines loads decide (`tiling`).
 _OTHER_ALIGNMENT = 1.0
 # The tile by which problems are compared.
 _TILE = (128, 256)
-# A problem of another table: of another GPU of the chip, or the package's beside the user's own. (H100, 113 problems,
-# each left out for its own choice: 1.9 % behind the best without the H200's 1240, 2.9 with them as if they were its
-# own, 1.9 at 2 and 1.8 at 3. H200, 150 problems as the user's own: 0.97 of the best on 79 % of 220 others, 80 with the
-# package's.)
+# A problem of another table: of another GPU of the chip, or the package's beside the user's own.
 _OTHER_GPU = 2.0
 # Beyond that nothing measured is like the problem.
 FAR = 5.0

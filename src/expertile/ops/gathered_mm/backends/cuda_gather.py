@@ -93,8 +93,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first.
 
-    Up to K = 2048 tiles by number: neighbours share a TPC, and no counter is set to zero; training layers on an H100
-    take 0.5 to 1 % less. With longer K programs drift apart: 2 to 4 % more (4096)."""
+    Up to K = 2048 tiles by number: neighbours share a TPC, and no counter is set to zero. With longer K programs drift
+    apart."""
     dynamic = problem.k > 2048
     return Config(dynamic=dynamic), Config(16, dynamic), Config(dynamic=not dynamic)
 

@@ -105,8 +105,7 @@ _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts
 _BACKWARD = Config(num_stages=4, store_slots=3)
 _BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
 # FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256. What lowers it is what crosses
-# from L2. H200: 2026-11-23, medians of 4096 -> 2 x 1024 with 2048 rows of an expert and 2880 -> 2 x 2880 with 256.
-# H100: 2026-11-25, the former, at its power limit.
+# from L2 (docs/notes/grouped_mm.md, "Gathered products").
 _RATES = {(128, 256): 1.0, (64, 256): 0.99, (128, 128): 0.86, (64, 128): 0.69}
 _H100_RATES = {(128, 256): 1.0, (64, 256): 0.89, (128, 128): 0.65, (64, 128): 0.5}
 _CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_64, Config(num_stages=4, store_slots=3))
@@ -153,9 +152,7 @@ def _cost(problem: GatherProblem, device: Device, config: Config) -> float:
 
     Counted: the rows that fill up a group's last tile, half a tile on average, the columns that fill up the last one,
     and half a round of tiles at the end, when some multiprocessors are done. A tile takes at least the time of reading
-    its weights once for all tiles of the group. Steps of K are the same for all. At K = 4096, 2048 rows of an expert,
-    64x256 and 128x256 are within 4 %; at K = 2880, 64x256 is 4 to 7 % ahead with 256 rows, and 10 % behind with 4096
-    and 8192. Up to K = 2048, 512 to 2560 rows, 64x256 is 1.03 to 1.16 times as fast as others."""
+    its weights once for all tiles of the group. Steps of K are the same for all."""
     p, c = problem, config
     tiles_m = max(1.0, p.mean_group / c.block_m + 0.5)
     tiles = p.groups * tiles_m * math.ceil(p.n / c.block_n)

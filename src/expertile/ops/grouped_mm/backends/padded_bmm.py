@@ -122,8 +122,7 @@ def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tens
 
 
 # On a CPU copies into padded buffers pay from so many groups on, in 16 bits, while each group's copies have at most so
-# many elements: oneDNN takes some 20 µs to start a product, memory about as long to copy them. (Intel Xeon with AMX,
-# one thread, torch 2.13, 2026-11-23: within 0.97 of the fastest on 144 of 152 problems.)
+# many elements: oneDNN takes some 20 µs to start a product, memory about as long to copy them.
 _CPU_GROUPS, _CPU_COPIED = 16, 36 * 1024
 
 
