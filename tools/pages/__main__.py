@@ -69,7 +69,10 @@ def _memory(job: Job) -> bool | None:
 
 
 def _moe(job: Job) -> bool:
-    return job.fill("moe", moe.blocks(job.records(moe.PRESETS), shipped(MOE_PRESETS, job.device.slug), job.device))
+    records = job.records(moe.PRESETS)
+    if not job.files:  # the newest file of a preset may have been a race of some of its layers, in a graph
+        records = [*shipped(("moe",), job.device.slug), *records]
+    return job.fill("moe", moe.blocks(records, shipped(MOE_PRESETS, job.device.slug), job.device))
 
 
 def _parallel(job: Job) -> bool:

@@ -199,11 +199,7 @@ def _named(rivals: Sequence[str]) -> str:
 
 
 def _footnote(found: Sequence[Standing]) -> str:
-    lacking: dict[str, list[str]] = {}
-    for s in found:
-        subject = s.job.name.partition(", ")[0]  # one for all of the layer
-        lacking.setdefault(subject, []).extend(name for name in s.absent if name not in lacking.get(subject, []))
-    said = "; ".join(f"{listed(names)} ({subject})" for subject, names in lacking.items() if names)
+    said = "; ".join(f"{listed(s.absent)} ({s.job.name})" for s in found if s.absent)
     notes = [f"¹ Without a time in the row's run: {said}." if said else ""]
     if any("bf16" in s.rivals for s in found):
         notes.append("`bf16` is our own product of unquantised weights.")
