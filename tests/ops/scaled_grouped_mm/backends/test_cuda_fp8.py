@@ -100,6 +100,11 @@ def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
     assert choose(problem, H200, (BACKEND, loop.BACKEND)).backend is BACKEND
 
 
+def test_slow_memory_leaves_time_for_narrow_tiles(with_nvrtc):
+    problem = _problem(4, 128, 7168, 7168)
+    assert [choose(problem, d).backend is BACKEND for d in (H200, Device.by_name("h100 sxm"))] == [False, True]
+
+
 def test_configs_that_no_kernel_has():
     for fields, message in (
         ({"cluster": True}, "expected dynamic=False"),
