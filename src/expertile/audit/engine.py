@@ -94,7 +94,7 @@ _HEDGED = re.compile(
 # What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
 _EXPLAINED = re.compile(
     r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
-    r"sparsity|\b2:4\b|counted as if|(?:as if|equivalent to) dense|infinity cache|cache-resident|"
+    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|equivalent to) dense|infinity cache|cache-resident|"
     r"(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )

@@ -92,9 +92,9 @@ _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
 
 # A word that names a number format, and phrases of several words.
 FORMATS = (
-    ("fp4", r"(?:nv|mx)?fp4|e2m1"),
+    ("fp4", r"(?:nv|mx)?fp4|\w*e2m1"),
     ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
-    ("fp8", r"(?:mx)?fp8|float8|f?e4m3\w*|f?e5m2\w*|w8a8"),
+    ("fp8", r"(?:mx)?fp8|float8|[uf]?e4m3\w*|f?e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
     ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
     ("bf16", r"bf16|bfloat16|bfloat|bhalf"),

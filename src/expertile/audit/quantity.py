@@ -116,7 +116,7 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
-            key = found and text[at] == " " and text[start + found[1] :][:1] == "="
+            key = found and text[at] == " " and re.match(r"=" if text[at + 1] != " " else r"[:=]", text[start + found[1] :])
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
@@ -203,6 +203,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if own is None and (by_key is None or (_IN_CELL if first else _IN_TEXT).match(text, m.end())):
             continue
         of, end = own or (by_key or NO_UNIT, m.end())
+        if of.kind == "percent" and of.low == 1 and printed(m["a"].lstrip("-+−")).mid > 150:
+            continue  # "peak FLOPS for the MFU: 9.89e14" is no share
         if (
             by_key not in (None, NO_UNIT)
             and of.kind == "params"

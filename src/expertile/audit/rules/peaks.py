@@ -276,6 +276,8 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
+    if row.kind == "line" and not of and row.clause(q) != row.clause(p):
+        return
     formats = formats_of(q, row) or row.stated("formats")
     known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
     known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
