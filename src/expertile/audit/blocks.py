@@ -50,7 +50,7 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = re.compile(r"[|│┃║]")
 _NUMERIC = re.compile(
-    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?(?: ?± ?[\d.]+)?$"
+    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?(?: ?± ?[\d.]+| \([\d.,]+\))?$"
 )
 
 
@@ -166,7 +166,8 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
     found: list[tuple[Table, int]] = []
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
-        head = re.sub(r"(?<=\S) (?=Metric (?:Unit|Value)\b)", "  ", lines[i].text)  # of Nsight Compute
+        head = re.sub(r"\( +", "(", lines[i].text)
+        head = re.sub(r"(?<=\S) (?=Metric (?:Unit|Value)\b)", "  ", head)  # of Nsight Compute
         header = split.split(head.lstrip("# ").strip())
         # Two columns are a table where the second has a unit.
         if len(header) == 2 and not re.fullmatch(
@@ -192,7 +193,7 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
                 at = c if len(units) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
                 header[at] += f" {m[0]}"
         for line in lines[i + used :]:
-            text = line.text.strip()
+            text = re.sub(r"\( +", "(", line.text.strip())
             cells = [cell for cell in split.split(text) if cell != ":"]
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]

@@ -79,6 +79,8 @@ _CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.part
 _TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
 _TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
 _ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
+# "train_runtime = 1:25:12.40"
+_CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
 _PERCENTILE = re.compile(r"\b[Pp]ercentile ?\((\d\d(?:\.\d+)?) ?%?\)")
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
@@ -94,6 +96,7 @@ def clean(text: str) -> str:
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
     text = _ONE_OF.sub("1.00 ", text)
+    text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
     text = _PERCENTILE.sub(r"p\1", text) if "ercentile" in text else text
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):

@@ -43,8 +43,9 @@ class Row:
 
     @cached_property
     def summary(self) -> bool:
-        """Whether a table's row says something of the others: an average or a total."""
-        return any(_SUMMARY.match(part.partition(": ")[2]) for part in self.text.split("; ")[:3])
+        """Whether a table's row says something of the others: an average or a total. "Mean TPOT (ms)" is a measure."""
+        first = [part.partition(": ")[2] for part in self.text.split("; ")[:3]]
+        return any(_SUMMARY.match(part) and unit_of_name(part) is None for part in first)
 
     def figure(self, column: int, kind: str = "") -> Quantity | None:
         """The figure (of a kind) in a table's column, if it equals something: no bound, no zero."""

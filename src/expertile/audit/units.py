@@ -129,7 +129,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
-_PER_DEVICE = re.compile(r"(?i) ?(?:/|per|(?<=second) and) ?(?:gpu|gcd|device|chip|card)\b(?![ -]?h)")
+_PER_DEVICE = re.compile(r"(?i) ?(?:/|per|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h)")
 _PER = re.compile(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|"
     rf"request|sequence|frame)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"
@@ -216,7 +216,7 @@ _STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
 _BARE = re.compile(
     rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
-    rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b"
+    rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|\b([a-z]{{3,}}s) per second$"
 )
 _GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
@@ -225,6 +225,10 @@ _COUNT = re.compile(
     r"input|prompt)[ _](?:\w+[ _])?"
     r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?|"
     r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
+)
+_NUMBER_OF = re.compile(
+    r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) ((?:event|transaction|operation|call|row|iteration|"
+    r"message|packet|frame|job|update|insert|read|write)s)\b"
 )
 # As serving benchmarks name them without a unit.
 _THROUGHPUT = re.compile(r"(?i)\b(request|output(?: token)?|total token|token|image|sample)s? throughput$")
@@ -240,6 +244,10 @@ _OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
 
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
+    if "_" not in name and " " not in name:  # "TotalDurationNs"
+        name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z]+)", " ", name)
+    if re.fullmatch(r"(?i)\W*mins?\W*", name):
+        return None  # the least
     last = name.rpartition(" ")[2]
     if last != name and "_" in last and (inner_unit := unit_of_name(last)):  # of a record within a record
         return inner_unit
@@ -276,9 +284,11 @@ def unit_of_name(name: str) -> Unit | None:
     bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
     if served := _THROUGHPUT.search(bare.strip()):
         return match_unit(f"{served[1].lower().replace('output', 'token').split()[-1]}s/s")[0]  # type: ignore[index]
-    outside = _GBS.sub(r"\1/s", _BARE.sub(r"\1/s", bare))
+    outside = _GBS.sub(r"\1/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
+    if counted := _NUMBER_OF.search(spaced):
+        return Unit("items", 1.0, 1.0, False, _noun(counted[1]))
     plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.strip())
-    words = re.split(r"[\s,;:]+", plain)
+    words = re.split(r"[\s,;:]+|-(?=[KMGTP](?:FLOPS|flops|B/s)$)", plain)
     # "MB moved", "ms total"
     first = match_unit(words[0]) if len(words) == 2 and words[1] not in ("per", "each", "of") else None
     whole = first and first[1] == len(words[0]) > 1 and words[0] not in ("min", "mins")

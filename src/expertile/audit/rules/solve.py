@@ -132,6 +132,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill", "", text
         )
     lent_of = " ".join(f.words for f in figures if f not in row.quantities)
+    lent_of = re.sub(r"requests?", "", lent_of) if any(f.noun == "request" for f in figures) else lent_of
     if lent_of and re.search(law.unless, lent_of):
         return
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")

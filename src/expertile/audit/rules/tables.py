@@ -27,7 +27,7 @@ def columns(report: Report) -> Iterator[Finding]:
             signed = all(q.text[0] in "+-−" for q in cells)
             ratio = kinds <= {"ratio", "percent"} and not (kinds == {"ratio"} or signed or RATIO.search(name))
             other = _NO_QUOTIENT.search(name) or (ratio and not _PART.search(name.strip()))
-            if len(kinds) == 1 and 2 * len(cells) >= len(grid.rows) and len(grid.header) < 25 and not other:
+            if len(kinds) == 1 and 2 * len(cells) >= len(grid.rows) and len(grid.header) < 40 and not other:
                 yield from _column(grid, index, kinds.pop())
 
 
@@ -54,7 +54,7 @@ def proportions(report: Report) -> Iterator[Finding]:
             if (f := _factor(grid, name, c)) and (f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values()))
         ]
         held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
-        sizes = [f for f in held if f.kind in ("number", *_SIZES) and all(x.mid % 1 == 0 for x in f.cells.values())]
+        sizes = [f for f in held if f.kind in ("number", *_SIZES[1:]) and all(x.mid % 1 == 0 for x in f.cells.values())]
         powers = [
             replace(f, name=f.name + way, grown=True, cells={r: exact(of(x.mid)) for r, x in f.cells.items()})
             for f in [f for f in sizes if f.kind == "number"][:4]
