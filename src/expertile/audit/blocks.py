@@ -66,6 +66,7 @@ def split_code(lines: list[Line]) -> list[Block]:
         table, used = (
             _directive(lines, i)
             or _ruled(lines, i)
+            or _dashed(lines, i)
             or _separated(lines, i)
             or _matrix(lines, i)
             or _aligned(lines, i)
@@ -126,6 +127,23 @@ def _ruled(lines: list[Line], i: int) -> tuple[Table, int] | None:
         return None
     rows = [(number, cells) for number, cells in taken[1:] if len(cells) == len(taken[0][1])]
     return (table_of(taken[0][1], rows, lines[i].number), j - i) if rows else None
+
+
+def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """Columns as wide as the dashes below their names: nsys, psql, the simple tables of reStructuredText."""
+    rule = lines[i + 1].text if i + 1 < len(lines) else ""
+    if not re.fullmatch(r"\s*(?:(-{2,}|={2,})\s+)+(?:-{2,}|={2,})\s*", rule):
+        return None
+    starts = [m.start() for m in re.finditer(r"(?<![-=])[-=]", rule)]
+    ends = [*starts[1:], 999]
+
+    def cut(text: str) -> list[str]:
+        return [text[a:b].strip() for a, b in zip(starts, ends, strict=True)]
+
+    below = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])
+    rows = [(line.number, cut(line.text)) for line in below]
+    head = cut(lines[i].text)
+    return (table_of(head, rows, lines[i].number), len(rows) + 2) if rows and _header_ok(head) else None
 
 
 # Of LaTeX's tables: the end of a row, and lines that are none.

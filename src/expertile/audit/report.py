@@ -338,7 +338,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
 
 def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     """A table's rows and its header."""
-    header = tuple(clean(h) for h in table.header)
+    header = tuple(re.sub(r"(?<=[a-z]{3})[A-Z][a-z]+", lambda m: f" {m[0].lower()}", clean(h)) for h in table.header)
     units = list(map(unit_of_name, header))
     for c, name in enumerate(header):  # "s" above decimals are seconds
         if name == "s" and any(re.search(r"\d\.\d", cells[c]) for _, cells in table.rows):

@@ -121,7 +121,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
     ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
     ("time", rf"(?P<t>{_TIME})\b"),
-    ("percent", r"%(?:[ -]points)?|percent(?:age points)?\b|pct\b|pp\b"),
+    ("percent", r"%(?:[ -]points)?|percent(?:age points)?\b|pct\b"),
     (
         "ratio",
         rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|"
@@ -244,8 +244,6 @@ _OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
 
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
-    if "_" not in name and " " not in name:  # "TotalDurationNs"
-        name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z]+)", " ", name)
     if re.fullmatch(r"(?i)\W*mins?\W*", name):
         return None  # the least
     last = name.rpartition(" ")[2]
@@ -259,7 +257,7 @@ def unit_of_name(name: str) -> Unit | None:
         return found[0] if found and found[0].kind != "money" else None
     if re.fullmatch(r"(?i)(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)", spaced):
         return match_unit("s")[0]  # type: ignore[index]
-    if re.match(r"(?i)\W*(?:%|percent|pct) of\b", spaced):
+    if re.match(r"(?i)\W*(?:(?:%|percent|pct) of\b|percentage$)", spaced):
         return match_unit("%")[0]  # type: ignore[index]
     if _OF_ONE.search(spaced):
         return Unit("percent", 1.0, 1.0)

@@ -46,7 +46,9 @@ def memory_of(row: Row) -> float:
 def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     """Every peak FLOP/s that anybody may mean of `formats`, or of all: dense, sparse, with the faster accumulation."""
     of = formats if formats and all(map(device.peak, formats)) else DTYPES
-    known = (x for f in of for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f)))
+    known = [x for f in of for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f))]
+    if device.capability == (9, 0):  # whose sheet gives a clock below the highest
+        known += [SPARSE_SHEET[f] / n for f in of if f in SPARSE_SHEET for n in (1, 2)]
     return tuple(dict.fromkeys(x for x in known if x))
 
 

@@ -83,6 +83,7 @@ def _one(row: Row, q: Quantity, pool: dict[str, list[tuple[int, Term]]]) -> Iter
             same = not all(sides) and not any(_RANKED.search(f.label) for f in beside if not _RANKED.search(q.label))
             close = (q.value / made).meets(1.0, 30.0) or any((q.value / made).meets(s, 0.03) for s in (1e3, 1e-3))
             figures = all(t.figure or t.kind == "gpu" for t in (a, b))
+            text = re.sub(r"(?i)requests? ?(?:/|per|in\b)", "", text)  # they are what is counted
             if not re.search(law.unless, text) and not _OTHER.search(text) and same and close and figures:
                 like.append((max(i, j), a, b, sign))
     if 0 < len(like) <= 3:
