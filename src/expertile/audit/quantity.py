@@ -149,6 +149,7 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
+_TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
 _THINGS_OF = re.compile(r"[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
@@ -198,6 +199,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             own = replace(own[0], kind=kind, noun="other" if _THINGS_OF.search(before) else ""), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
+        if own and own[0].kind == "time" and found and found[-1].kind.startswith("s_per") and _TO.fullmatch(before):
+            own = replace(own[0], kind=found[-1].kind, noun=found[-1].noun), own[1]  # "per step from 3 ms to 2 ms"
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
             own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
         # "32-4 ms" is a range, "2024-05 run" is not.
@@ -250,7 +253,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if rose:
             value, label, at = _value(m["b"], of), "to", m.start("b")
         last = found[-1] if found else None  # "14 min 20 s"
-        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and value.hi < last.value.mid / 2:
+        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and value.hi < last.value.lo:
             value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)

@@ -27,10 +27,14 @@ def near_grids(report: Report, row: Row) -> list[Grid]:
     return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
 
 
+_EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previously)\b")
+
+
 def retold(report: Report) -> Iterator[Finding]:
     """Each figure of a sentence against the tables within forty lines of it."""
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
-    for row in (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text)):
+    rows = (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text))
+    for row in (r for r in rows if not any(s and _EARLIER.search(s.text) for s in (r, r.before))):
         above = near_grids(report, row)
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
         for q in row.quantities if near else ():
@@ -39,7 +43,7 @@ def retold(report: Report) -> Iterator[Finding]:
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
                 if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in near])
-                elif q.kind in TYPED and near[0].drawn:
+                elif q.kind in TYPED[:7] and near[0].drawn:
                     yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
 
 

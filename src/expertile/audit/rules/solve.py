@@ -13,6 +13,7 @@ from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet, own_words
 from expertile.audit.rules.terms import (
+    COLLECTIVE,
     GIB,
     SINGLE,
     WRITTEN,
@@ -48,6 +49,8 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         close = all(b.start - a.end < 40 for a, b in itertools.pairwise(held))
         return close and all(t.figure or t is ONE for t in combo)
     written = held[-1].kind == "bandwidth" and WRITTEN.search(row.text[: held[-1].start])
+    if re.search(COLLECTIVE, f"{row.lead} {row.headings}"):
+        return False
     return len(held) == 3 and bool(_ONE_WAY.search(row.said or row.text) or written)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from expertile.audit.facts import BITS
+from expertile.audit.facts import BITS, DIGITS
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Row
@@ -45,7 +45,7 @@ _NOT_ALL = (
 _SHARED = (
     r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|\beach(?! (?:stream|user|request|client))"
 )
-_COLLECTIVE = r"(?i)nccl|all-?(?:reduce|gather)|\bgpus|bus ?b"
+COLLECTIVE = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
 ONE_WAY = re.compile(
@@ -62,7 +62,7 @@ LAWS = (
         "bandwidth",
         "bandwidth time bytes",
         (*GIB, 2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3),
-        unless=_COLLECTIVE,
+        unless=COLLECTIVE,
         sure="moved",
     ),
     Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="near"),
@@ -73,7 +73,7 @@ LAWS = (
     Law("throughput", "items_per_s time items", several=True, unless=_NOT_ALL, sure="near"),
     Law("throughput", "items_per_s s_per_item ratio", several=True, unless=_NOT_ALL, sure="near"),
     Law("tokens/s", "tokens_per_s items_per_s token/item", (1.0, 2.0, 0.5), several=True),
-    Law("intensity", "intensity bandwidth rate", (1.0, 2.0, 0.5)),
+    Law("intensity", "intensity bandwidth rate", (1.0, 2.0, 0.5), unless="ridge|balance|machine"),
     Law("intensity", "intensity bytes flop", unless="ridge|balance|machine", sure="always"),
     Law("energy", "energy power time", several=True),
     Law("cost", "money $/gpu*s gpu*s", sure="always"),
@@ -113,6 +113,7 @@ def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "con
     named = named if len(named) < 9 else [*dict.fromkeys(named)]
     several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
     beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
+    beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
     counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
     return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
 

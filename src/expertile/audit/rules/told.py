@@ -39,6 +39,8 @@ APART = re.compile(
     r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previous|"
     r"elsewhere|other|=0\b|disabled|turned off|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
+_OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
+_TIMES = ("time", "s_per_item", "s_per_token")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 
 
@@ -241,6 +243,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
         beside = bool(beside or re.search(r"\bfrom [^()]* to [^()]*\($", head[-48:]))
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
+        if several and _OF_OTHER.match(tail) and all(of[0].kind in _TIMES for of in several):
+            continue
         if not several or not (sure or bracket or _COMPARES.search(words_near(row, q, 32, 40))):
             continue
         if any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2)):

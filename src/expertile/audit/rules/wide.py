@@ -16,7 +16,7 @@ from expertile.audit.units import UNTYPED, product
 _REACH = 12  # lines
 _OTHER = re.compile(
     rf"{NO_RUN}|(?i:\bwould|latency of|could|should|instead of|compared|against|\bvs\b|before|previous|earlier|idle|"
-    r"claim|if we|target|budget|window|timeout|interval|at most|at least|upper|lower)"
+    r"claim|if we|\bof (?:it|that|them)\b|target|budget|window|timeout|interval|at most|at least|upper|lower)"
 )
 _RANKED = re.compile(r"(?i)\b(?:avg|mean|median|min|max|p\d\d|std\w*)\b")
 _SIDES = (re.compile(r"(?i)input|prompt|prefill"), re.compile(r"(?i)output|generat|decod"))
