@@ -50,7 +50,8 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = re.compile(r"[|│┃║]")
 _NUMERIC = re.compile(
-    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?(?: ?± ?[\d.]+| \([\d.,]+\))?$"
+    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
+    r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
 )
 
 

@@ -19,7 +19,6 @@ from expertile.audit.rules import (
     tables,
     told,
     totals,
-    wide,
 )
 from expertile.device import Device
 
@@ -27,15 +26,7 @@ RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
     *(solve.rows, solve.each, solve.counted, told.ratios, retold.retold, retold.twins, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
-    *(
-        claims.ranges,
-        claims.failed_checks,
-        claims.attention_share,
-        wide.wide,
-        spoken.spoken,
-        directions.directions,
-        shared.shared,
-    ),
+    *(claims.ranges, claims.failed_checks, claims.attention_share, spoken.spoken, directions.directions, shared.shared),
 )
 
 
@@ -94,7 +85,8 @@ _HEDGED = re.compile(
 # What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
 _EXPLAINED = re.compile(
     r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
-    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|equivalent to) dense|infinity cache|cache-resident|"
+    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |"
+    r"(?:as if|equivalent to) dense|infinity cache|cache-resident|"
     r"(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )

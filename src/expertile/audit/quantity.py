@@ -119,7 +119,11 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
-            key = found and text[at] == " " and re.match(r"=" if text[at + 1] != " " else r"[:=]", text[start + found[1] :])
+            key = (
+                found
+                and text[at] == " "
+                and re.match(r"=" if text[at + 1] != " " else r"[:=]", text[start + found[1] :])
+            )
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
@@ -150,7 +154,7 @@ _TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
-_THINGS_OF = re.compile(r"[a-z]{3,} of $")  # "four evaluations of 6 min each"
+_THINGS_OF = re.compile(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = re.compile(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
     r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"

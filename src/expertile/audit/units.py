@@ -227,8 +227,8 @@ _COUNT = re.compile(
     r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
 )
 _NUMBER_OF = re.compile(
-    r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) ((?:event|transaction|operation|call|row|iteration|"
-    r"message|packet|frame|job|update|insert|read|write)s)\b"
+    r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "
+    r"((?:event|transaction|operation|call|row|iteration|message|packet|frame|job|update|insert|read|write)s)\b"
 )
 # As serving benchmarks name them without a unit.
 _THROUGHPUT = re.compile(r"(?i)\b(request|output(?: token)?|total token|token|image|sample)s? throughput$")

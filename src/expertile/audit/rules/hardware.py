@@ -56,7 +56,8 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
 EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
 _LIMIT = re.compile(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
-    r"\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|"
+    r"\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|"
+    r"tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|"
     r"cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|"
     r"(?:nvlink|pci-?e|hbm|ethernet|infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )

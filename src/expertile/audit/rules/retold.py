@@ -33,8 +33,8 @@ _EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previou
 def retold(report: Report) -> Iterator[Finding]:
     """Each figure of a sentence against the tables within forty lines of it."""
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
-    rows = (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text))
-    for row in (r for r in rows if not any(s and _EARLIER.search(s.text) for s in (r, r.before))):
+    said = (r for r in report.lines_of_text if r.line not in in_tables and not APART.search(r.text))
+    for row in (r for r in said if not any(s and _EARLIER.search(s.text) for s in (r, r.before))):
         above = near_grids(report, row)
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
         for q in row.quantities if near else ():

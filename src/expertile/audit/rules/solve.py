@@ -101,7 +101,10 @@ def _around(row: Row) -> list[Term]:
     several = kind == "code" and len({q.kind for q in row.quantities} - {*UNTYPED}) > 1  # a log's line about itself
     block = [r for r in report.lines_of_text if r.block == row.block and r.text != row.text]
     lines = [r for r in block if abs(r.line - row.line) < (14 if kind == "code" else 4)]
-    lines = [] if row.kind != "line" or several else lines or block * (kind == "prose")
+    if several and row.kind == "line":  # but for the one amount that its block states
+        amounts = [t for r in block for t in terms(r) if t.figure and t.kind in ("bytes", "flop", "tokens", "items")]
+        return amounts if len(amounts) == 1 else []
+    lines = [] if row.kind != "line" else lines or block * (kind == "prose")
     # "… for the same array" lends what the sentence before says of it; else one of several kinds is about itself.
     same = re.search(r"\bsame\b|\b(?:[Ii]t|[Ww]e|[Oo]urs) (?:takes?|took|needs?|needed)\b", row.text)
     timed = {"time", "s_per_item", "s_per_token"}
@@ -150,7 +153,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     first = held[at][0].figure
     written = first and WRITTEN.search(row.text[: first.start])
     said = row.said or row.text
-    one_way = written or (_ONE_WAY.search(said) and not _BOTH_WAYS.search(said))
+    one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(said))
     also = GIB if law.rule == "bandwidth" and one_way else law.also
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
     counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
@@ -158,7 +161,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     targets, broken = [t for t in held[at] if t.figure], []
     for target in targets:
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
-        if combos and not any(_fits(c, factors) for c in combos) and not _steady(row, combos[0], factors):
+        off = [c[0].value * c[1].value / c[2].value for c in combos]
+        far = lent and not any(f.meets(1.0, 30.0) or f.meets(1e3, 0.03) or f.meets(1e-3, 0.03) for f in off)
+        if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
             broken.append(combos[0])
     if (
         broken

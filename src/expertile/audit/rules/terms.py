@@ -157,8 +157,11 @@ def terms(row: Row) -> tuple[Term, ...]:
         some = [Term("token/item", exact(s.value), f"{s.value:.0f} tokens", (s.line,), near=False) for s in lengths]
         found += [*some, total_of(some)] if len(some) == 2 else some
     kinds = {t.kind for t in found}
-    if gpus and ({"gpu*s", "time"} <= kinds or any("$" in kind for kind in kinds)):
+    if gpus and ("gpu*s" in kinds or any("$" in kind for kind in kinds)):
         found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
+    elif "gpu*s" in kinds:
+        held_by = row.report.everything.of("gpus")[:3]
+        found += [Term("gpu", exact(n), f"{n:.0f} GPUs", (), None, near=False) for n in held_by]
     if not any(t.kind == "$/s" or (t.figure and t.figure.per_device) for t in found):
         n, of = (gpus.value, f" × {gpus.value:.0f}") if gpus else (1.0, "")
         found += [replace(t, kind="$/s", value=t.value * n, text=t.text + of) for t in found if t.kind == "$/gpu*s"]
