@@ -231,7 +231,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             times := _TIMES_OVER.search(before)
         ):  # "reads 2 x 67 MB"
             value, at = value * int(times[1]), m.start() - len(times[0])
-        spelled = re.match(r" ?\((\d{1,3}(?:,\d{3})+)\)", text[end:]) if of.kind in ("tokens", "items", "params") else None
+        spelled = (
+            re.match(r" ?\((\d{1,3}(?:,\d{3})+)\)", text[end:]) if of.kind in ("tokens", "items", "params") else None
+        )
         if spelled and 0.9 < printed(spelled[1]).mid / (value.mid or 1) < 1.1:
             value = exact(printed(spelled[1]).mid)  # "1M tokens (1,048,576)"
         if _ABOUT.search(before):

@@ -162,7 +162,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     for target in targets:
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         off = [c[0].value * c[1].value / c[2].value for c in combos]
-        far = lent and not any(f.meets(1.0, 30.0) or f.meets(1e3, 0.03) or f.meets(1e-3, 0.03) for f in off)
+        worked_out = lent or any(t.kind in ("items", "tokens") and not t.figure for c in combos for t in c)
+        far = worked_out and not any(f.meets(1.0, 30.0) or f.meets(1e3, 0.03) or f.meets(1e-3, 0.03) for f in off)
         if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
             broken.append(combos[0])
     if (
@@ -278,6 +279,7 @@ def counted(report: Report) -> Iterator[Finding]:
             text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
             message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
             yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)
+    yield from _batched(report)
     for row in report.all_rows:
         for q in (q for q in row.of("flop", "bytes") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
@@ -291,6 +293,28 @@ def counted(report: Report) -> Iterator[Finding]:
             if q.exact and q.value.mid > 1 and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
+
+
+def _batched(report: Report) -> Iterator[Finding]:
+    """The report's only samples/s over its only steps/s: the stated batch, accumulated, on so many GPUs."""
+    rates = [q for r in report.all_rows if r.kind != "record" for q in r.of("items_per_s") if q.exact and q.value.mid]
+    samples, steps = ([q for q in rates if q.noun == noun] for noun in ("sample", "step"))
+    batch, accum = report.everything.of("batch"), report.everything.of("accum")
+    if (
+        len(samples) != 1
+        or len(steps) != 1
+        or len(batch) != 1
+        or len(accum) > 1
+        or abs(samples[0].line - steps[0].line) > 2
+    ):
+        return
+    each = samples[0].plain / steps[0].plain
+    ways = [
+        n * g for n in (batch[0], batch[0] * (*accum, 1.0)[0]) for g in (1, *report.everything.of("gpus"), 2, 4, 8, 16)
+    ]
+    if not any(each.meets(n, 0.02) for n in ways):
+        message = f"{samples[0].text} ÷ {steps[0].text} is {each.mid:.4g} a step, not {batch[0]:.0f}: of which batch?"
+        yield finding(QUESTION, "throughput", message, samples[0], steps[0])
 
 
 _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
