@@ -117,13 +117,15 @@ def _odd_row(
     factors = {r: target.cells[r] / made[r] for r in rows}
     middle = sorted(f.mid for f in factors.values())[len(rows) // 2] if len(rows) > 3 else 0.0
     odd = [r for r in rows if not factors[r].meets(middle, 0.002)]
+    if timed and middle and not odd:
+        found.add(-1 - target.column)  # all rows say what it is made of
     exactly = len(odd) == 1 and all(f.width < 0.05 for f in factors.values())
     if timed and not exactly:
         odd = [r for r in rows if not factors[r].meets(middle, FIT)]
     elif not exactly:
         return
     q = grid.body[odd[0]].figure(target.column) if middle and len(odd) == 1 else None
-    if q is None or odd[0] in found or not (timed or _varies(made[r] for r in rows if r not in odd)):
+    if q is None or odd[0] in found or (timed and -1 - target.column in found) or not (timed or _varies(made[r] for r in rows if r not in odd)):
         return
     off = (factors[odd[0]] / middle).mid
     whole = round(max(off, 1 / off))  # of two passes, of four runs
