@@ -135,11 +135,17 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     rule = lines[i + 1].text if i + 1 < len(lines) else ""
     if not re.fullmatch(r"\s*(?:(-{2,}|={2,})\s+)+(?:-{2,}|={2,})\s*", rule):
         return None
-    starts = [m.start() for m in re.finditer(r"(?<![-=])[-=]", rule)]
-    ends = [*starts[1:], 999]
+    spans = [m.span() for m in re.finditer(r"[-=]+", rule)]
 
     def cut(text: str) -> list[str]:
-        return [text[a:b].strip() for a, b in zip(starts, ends, strict=True)]
+        at = [0]
+        for (_, end), (start, _) in itertools.pairwise(spans):
+            word = text.rfind(" ", 0, start) + 1  # one that is wider than its column
+            over = (
+                start if word == start or len(text) <= start else word if word >= end else (text + " ").find(" ", start)
+            )
+            at.append(over)
+        return [text[a:b].strip() for a, b in itertools.pairwise([*at, 999])]
 
     below = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])
     rows = [(line.number, cut(line.text)) for line in below]

@@ -162,8 +162,12 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     for target in targets:
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         off = [c[0].value * c[1].value / c[2].value for c in combos]
+        # Far off, and not by its prefix, it is of something else.
         worked_out = lent or any(t.kind in ("items", "tokens") and not t.figure for c in combos for t in c)
-        far = worked_out and not any(f.meets(1.0, 30.0) or f.meets(1e3, 0.03) or f.meets(1e-3, 0.03) for f in off)
+        ways = ((1.0,) if worked_out else factors) if row.kind != "table" else ()
+        far = ways and not any(
+            f.meets(n, 30.0) or any(f.meets(n * s, 0.03) for s in (1e3, 1e-3)) for n in ways for f in off
+        )
         if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
             broken.append(combos[0])
     if (

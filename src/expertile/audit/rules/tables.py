@@ -125,7 +125,12 @@ def _odd_row(
     elif not exactly:
         return
     q = grid.body[odd[0]].figure(target.column) if middle and len(odd) == 1 else None
-    if q is None or odd[0] in found or (timed and -1 - target.column in found) or not (timed or _varies(made[r] for r in rows if r not in odd)):
+    if (
+        q is None
+        or odd[0] in found
+        or (timed and -1 - target.column in found)
+        or not (timed or _varies(made[r] for r in rows if r not in odd))
+    ):
         return
     off = (factors[odd[0]] / middle).mid
     whole = round(max(off, 1 / off))  # of two passes, of four runs

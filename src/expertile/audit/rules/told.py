@@ -259,7 +259,11 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
                 continue  # "by 96 %, from 870 to 34 us, and improved the latency by 6 %"
             ahead = several[-1][-2].start - q.end  # of these two only by its place
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
-            yield not_made(q, several[-1][-2:], sure and not far and len(follow) == len(said) - 1)
+            x, y = several[-1][-2:]
+            if exact(max(mid(q), 1 / mid(q))).meets(
+                max(mid(x) / mid(y), mid(y) / mid(x)), 30.0
+            ):  # else of other figures
+                yield not_made(q, [x, y], sure and not far and len(follow) == len(said) - 1)
 
 
 def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
