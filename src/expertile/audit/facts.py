@@ -11,8 +11,8 @@ _NAMES = {
     "m": r"M|m",
     "n": r"N|n",
     "k": r"K|k",
-    "batch": r"(?i:(?:(?:global|micro|mini|max|per[- ]gpu|per_device_train|train|total train)[ _-])?batch(?:[ _-]?size)?|"
-    r"bsz?|num[ _]seqs|--batch-size)|B",
+    "batch": r"(?i:(?:(?:global|micro|mini|max|per[- ]gpu|per_device_train|train|total train)[ _-])?"
+    r"batch(?:[ _-]?size)?|bsz?|num[ _]seqs|--batch-size)|B",
     "heads": r"(?i:(?:num|n|number of|attention|query|q)[ _]?heads?|heads?|n_?heads?|num_attention_heads)|H",
     "seq": r"(?i:(?:--)?seq(?:uence)?(?:[ _-]?len(?:gth)?)?|seqlen(?:_[qk])?|context(?:[ _-]?len(?:gth)?)?|n_ctx)|S|L",
     "head_dim": r"(?i:head[ _-]?dim(?:ension)?s?|headdim|head[ _-]size|hdim|d_head|dim per head)|D",

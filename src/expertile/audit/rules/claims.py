@@ -27,7 +27,6 @@ _NOT_BITS = re.compile(
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
 )
-_MOVED = re.compile(r"(?i)\bact|kv|cache|traffic|moved|read|writ")
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
     r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
@@ -61,8 +60,6 @@ def compression(report: Report) -> Iterator[Finding]:
             large, small = sorted(held, key=lambda b: -b.value.mid)
             yield from _beyond(large, small, bits, True)
         yield from _switched(row)
-    for row in (*(r for grid in report.grids for r in grid.body), *(r for r in report.rows if r.kind == "record")):
-        yield from _column([(q.label, q) for q in row.of("bytes") if q.exact and not _MOVED.search(q.label)], [])
     for grid in report.grids:
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):

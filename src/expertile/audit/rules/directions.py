@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from expertile.audit.finding import QUESTION, Finding, finding
-from expertile.audit.quantity import RATIO, Quantity
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.retold import near_grids
 
@@ -73,20 +73,8 @@ def _every(report: Report, row: Row) -> Iterator[Finding]:
     if not (said := _ALL.search(row.text)) or _NOT_ALL.search(row.text) or row.of("ratio", "percent"):
         return
     for grid in near_grids(report, row):
-        if not grid.drawn or len(grid.body) < 3:
-            continue
-        for c in (c for c, h in enumerate(grid.header) if RATIO.search(h)):
-            cells = [x for r in grid.body if (x := r.figure(c, "ratio"))]
-            below = [x for x in cells if x.value.hi < 1]
-            if len(cells) > 2 and 0 < len(below) <= 0.4 * len(cells):
-                yield finding(
-                    QUESTION,
-                    "headline",
-                    f"line {below[0].line} has {below[0].text}: {said[0]}?",
-                    below[0],
-                    lines=(row.line,),
-                )
-        yield from _crossed(grid, row, said[0])
+        if grid.drawn and len(grid.body) > 2:
+            yield from _crossed(grid, row, said[0])
 
 
 def _crossed(grid: Grid, row: Row, said: str) -> Iterator[Finding]:

@@ -275,17 +275,14 @@ _NO_DECODE = re.compile(
 
 def _generated(row: Row) -> Iterator[Demand]:
     """2·N FLOPs for each token, and every weight once for each token of a single stream."""
-    q, tokens, time, count = row.only("tokens_per_s"), row.only("tokens"), row.only("time"), max(gpu_counts(row))
-    rate, text = (q.value, q.text) if q else (None, "")
-    if not q and tokens and time and re.search(r"(?i)prefill|prompt (?:proc|eval)", row.text):
-        rate, text = tokens.value / time.value, f"{tokens.text} in {time.text}"
-    n = parameters(row) if rate and len(row.devices) == 1 else None
+    q, count = row.only("tokens_per_s"), max(gpu_counts(row))
+    n = parameters(row) if q and len(row.devices) == 1 else None
     cached = _says(row.report, r"prefix cach|from (?:the )?cache|cache hit")  # which no GPU computes
     cached |= "sampling" in row.text
-    if rate and n and not cached and not any("mfu" in p.words for p in row.of("percent")):
-        formats, each = row.report.everything.of("formats") or DTYPES, 1.0 if q and q.per_device else count
-        text, of, slack = f"2 · {n / 1e9:.3g} B · {text}", q or time or row.quantities[0], 1.25 if q else 1.06
-        yield Demand(of, "rate", rate * (2 * n), text, "bound", "on how many GPUs?", math.inf, formats, each, slack)
+    if q and n and not cached and not any("mfu" in p.words for p in row.of("percent")):
+        formats, each = row.report.everything.of("formats") or DTYPES, 1.0 if q.per_device else count
+        text, ask = f"2 · {n / 1e9:.3g} B · {q.text}", "on how many GPUs?"
+        yield Demand(q, "rate", q.value * (2 * n), text, "bound", ask, math.inf, formats, each, 1.25)
     q = row.only("s_per_token") or q
     lines = row.report.lines_of_text if q and not row.devices else []
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
