@@ -30,6 +30,15 @@ from expertile.audit.units import unit_of_name
         ("1.2, 1.4 and 1.3 ms, 2.0 FLOP/byte", ["time"] * 3 + ["intensity"], [1.2e-3, 1.4e-3, 1.3e-3, 2.0]),
         ("312 W over 2 days, 4.7 tokens/J", ["power", "time", "token/J"], [312, 172800, 4.7]),
         ("400 Gb/s link, 7B model", ["bandwidth", "params"], [50e9, 7e9]),
+        ("tps: 5,210  tflops: 301.7  mfu: 30.50%", ["tokens_per_s", "rate", "percent"], [5210, 301.7e12, 0.305]),
+        ("peak for the mfu: 9.89e14", [], []),
+        ("min=1204, max=9021", [], []),
+        ("2M tokens (2,097,152)", ["tokens"], [2097152]),
+        ("wall_time = 2:03:04.50", ["time"], [7384.5]),
+        ("events per second: 812.5", ["items_per_s"], [812.5]),
+        ("total number of events: 8126", ["items"], [8126]),
+        ("a step of 9 ms, per step from 9 ms to 6 ms", ["time", "s_per_item", "s_per_item"], [9e-3, 9e-3, 6e-3]),
+        ("2 h 50 min of it", ["time"], [10200]),
     ],
 )
 def test_quantities_of_a_line(text, kinds, values):
@@ -183,3 +192,30 @@ def test_terms_of_chinese_reports_are_english():
 def test_what_a_figure_is_of_may_stand_before_it(text, kind, value):
     q = Report(text, "x.md").rows[0].quantities[0]
     assert (q.kind, q.value.mid) == (kind, pytest.approx(value))
+
+
+def test_columns_are_as_wide_as_the_dashes_below_their_names():
+    text = (
+        " Name                 Unit      Value\n ----------------- -------- ----------\n"
+        " read rate         Tbyte/second       2.10\n a name that is wider Gbyte       1.05\n"
+    )
+    (block,) = split_code([Line(i, line) for i, line in enumerate(text.splitlines(), 1)])
+    assert block.table is not None
+    assert [cells[:2] for _, cells in block.table.rows] == [
+        ("read rate", "Tbyte/second"),
+        ("a name that is wider", "Gbyte"),
+    ]
+
+
+def test_a_measure_called_mean_is_no_summary():
+    text = (
+        "| | old | new | change |\n|---|---|---|---|\n"
+        "| Mean TTFT (ms) | 40.0 | 30.0 | -25 % |\n| Total (ms) | 40.0 | 30.0 | |\n"
+    )
+    (grid,) = [g for g in Report(text, "x.md").grids if len(g.header) == 4]
+    assert [row.summary for row in grid.rows] == [False, False]
+
+
+def test_columns_in_camel_case_have_units():
+    (grid,) = Report("Name,TotalDurationNs,AverageNs\na,1000,100\nb,3000,300\n", "x.csv").grids
+    assert [q.kind for row in grid.rows for q in row.quantities] == ["time"] * 4

@@ -408,3 +408,32 @@ ASKED = [
 def test_lines_far_apart_are_asked_about(rule, text, wrong, right):
     assert [(f.verdict, f.rule) for f in audit_text(text.format(wrong), "x.md").findings] == [("question", rule)]
     assert audit_text(text.format(right), "x.md").findings == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Another clause has a share of its own.
+        "On an A100 it moves 210 GB/s of the 1555 GB/s; the fused version reaches 70 % of it.",
+        # A rank's bytes are a part of what the bus carries.
+        "All-gather on 8 H100, NCCL.\n\nWith 16 MiB per rank it takes 0.42 ms (279 GB/s bus).",
+        # Products that are not carried out.
+        "T4, fp32. Winograd: 1.10 ms, 13.2 TFLOPS if you count the direct products.",
+        # The format stands within a word.
+        "B200\nOperation: gemm_ue4m3xe2m1_f32_bf16\nA=fe2m1 B=fe2m1 C=bf16\nMath: 6500000.0 GFLOP/s",
+        "[titan] H200, peak FLOPS for the MFU: 9.890e+14\n[titan] tps: 7,000  tflops: 405.1  mfu: 40.96%",
+    ],
+)
+def test_what_explains_itself_is_not_accused(text):
+    assert audit_text(text, "x.md").accusations == ()
+
+
+@pytest.mark.parametrize("most, accused", [("9.4", 0), ("7.1", 1)])
+def test_three_percentiles_of_one_line_are_in_order(most, accused):
+    assert len(audit_text(f"search: p50 4.1 ms, p90 8.2 ms, p99 {most} ms\n", "x.log").accusations) == accused
+
+
+def test_samples_over_steps_are_the_batch():
+    text = "train_batch_size = 32\ntrain_samples_per_second = {}\ntrain_steps_per_second = 0.50\n"
+    asked = [len(audit_text(text.format(n), "x.log").findings) for n in ("16.0", "23.0")]
+    assert asked == [0, 1]

@@ -192,7 +192,7 @@ def orders(report: Report) -> Iterator[Finding]:
 
 
 def _ordered(figures: list[tuple[str, Quantity]], sure: bool, least_of: int = 2) -> Iterator[Finding]:
-    groups: dict[tuple[str, str], dict[float, Quantity]] = {}
+    groups, last = dict[tuple[str, str], dict[float, Quantity]](), ""
     for label, q in figures:
         plain = re.sub(r"[_/]", " ", label.lower())
         ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-40:])
@@ -205,6 +205,7 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, least_of: int = 2)
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
             name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain))) if sure else ""
+            last = name = name or last * (least_of > 2)  # a line names its subject once
             held = groups.setdefault((q.kind, name), {})
             held |= {rank: q, 200.0: q} if rank in held else {rank: q}
     for held in (h for h in groups.values() if 200.0 not in h and len(h) >= least_of):  # of each rank one
