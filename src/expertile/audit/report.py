@@ -118,8 +118,7 @@ class Row:
     @cached_property
     def above(self) -> list[int]:
         """The blocks above that lead to the row's, the nearest first."""
-        sections = self.report.sections
-        path = sections[self.block]
+        path = (sections := self.report.sections)[self.block]
         return [b for b in range(self.block - 1, -1, -1) if sections[b] == path[: len(sections[b])]]
 
     def is_near(self, block: int) -> bool:

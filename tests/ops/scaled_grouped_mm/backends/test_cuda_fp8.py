@@ -108,6 +108,9 @@ def test_slow_memory_leaves_time_for_narrow_tiles(with_nvrtc):
 def test_configs_that_no_kernel_has():
     for fields, message in (
         ({"cluster": True}, "expected dynamic=False"),
+        ({"block_n": 256}, "block_n: expected one of 64, 128, 192, got 256"),
+        ({"consumers": 3}, "consumers: expected one of 1, 2"),
+        ({"split_k": 3, "dynamic": False}, "split_k: expected one of 1, 2, 4, 8"),
         ({"split_k": 2}, "expected dynamic=False"),
         ({"cluster": True, "split_k": 2, "dynamic": False}, "expected 1 beside cluster=True"),
         ({"block_n": 64, "num_stages": 5}, "expected an even number"),

@@ -50,8 +50,7 @@ class Config:
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
     cluster: two programs share the columns of b of two rows of tiles; their schedule is static.
     consumers: of 64 rows of the tile each, 1 or 2.
-    split_k: programs, neighbours in a cluster, that share a tile's steps: 1, 2, 4, or 8 of tiles 128 or more wide.
-        Their schedule is static.
+    split_k: programs, neighbours in a cluster, that share a tile's steps: 1, 2, 4 or 8; their schedule is static.
     """
 
     block_n: int = 192
@@ -63,6 +62,9 @@ class Config:
     split_k: int = 1
 
     def __post_init__(self) -> None:
+        for name, known in (("block_n", (64, 128, 192)), ("consumers", (1, 2)), ("split_k", (1, 2, 4, 8))):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {value}")
         if self.programs > 1 and self.dynamic:
             raise ValueError("cluster, split_k: expected dynamic=False beside them")
         if self.cluster and self.split_k > 1:
@@ -158,6 +160,9 @@ def _waves(problem: ScaledProblem, device: Device, block_m: int, block_n: int) -
     return tiles / device.sm_count
 
 
+_LONE = Config(64, 8, dynamic=False, consumers=1)
+
+
 def _lone(problem: ScaledProblem, device: Device) -> Config | None:
     """Tiles of 64 x 64, which one consumer multiplies, where they were faster than all else of ours (H200, 2026-11-26,
     us beside `gluon_fp8`: one group of 64 rows, 7168 -> 2048, two programs a tile, 9.3 and 10.9; 8 groups of 64 rows,
@@ -165,11 +170,10 @@ def _lone(problem: ScaledProblem, device: Device) -> Config | None:
     rows, k = _rows(problem), problem.k
     if not 32 < rows <= 128 or problem.scale_a_strides[0] != 1:  # other scales are copied: a kernel more
         return None
-    lone = Config(64, 8, dynamic=False, consumers=1)
     waves = _waves(problem, device, 64, 64)
     if 2 * waves <= 1 and (k >= 4096 or 4 * waves <= 1):
-        return replace(lone, split_k=2)
-    return lone if rows <= 64 and 1.5 <= waves <= 8 and k <= 4096 else None
+        return replace(_LONE, split_k=2)
+    return _LONE if rows <= 64 and 1.5 <= waves <= 8 and k <= 4096 else None
 
 
 def slower(problem: ScaledProblem, device: Device) -> str | None:
@@ -203,8 +207,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     if _waves(problem, device, 128, wide.block_n) < 8:
         wide = replace(wide, dynamic=False)
     first = pair if 384 <= rows <= 1024 and problem.k >= 4096 and not one_wave else wide
-    lone = Config(64, 8, dynamic=False, consumers=1)
-    others = (wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, lone, replace(lone, split_k=2))
+    others = (wide, replace(wide, dynamic=not wide.dynamic), pair, narrow, _LONE, replace(_LONE, split_k=2))
     return tuple(dict.fromkeys((_lone(problem, device) or first, *others)))
 
 
