@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
   // Written out, because compilers do not unroll loops that end in the middle.
   // (A step that says whether it was the last would have the compiler take products under way for ready ones.)
 #define STEP(i)                                                                      \
-  if constexpr (i < STAGES && !AHEAD) {                                       \
+  if constexpr (i < STAGES && !AHEAD) {                                              \
     if (multiply_step<WIDTH, i % STAGES>(sum, part, t)) break;                       \
   } else if constexpr (i < STAGES) {                                                 \
     float *const now = i % 2 ? odd : part, *const next = i % 2 ? part : odd;         \
