@@ -18,7 +18,6 @@ read once; and where there are fewer tiles than multiprocessors, latency: `split
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -28,6 +27,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper.limits import refusal
+from expertile.ops.scaled_grouped_mm.backends import _gluon_launch
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 
 _INT32 = 2**31
@@ -211,15 +211,7 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
     and waits for nothing."""
-    return filled(problem, operands, out, partial(_launch(), problem, operands, config))
-
-
-@lru_cache(maxsize=1)
-def _launch() -> Callable[[ScaledProblem, Operands, Config, torch.Tensor], None]:
-    """Kernels are imported at the first launch: `import expertile` stays quick."""
-    from expertile.ops.scaled_grouped_mm.backends._gluon_launch import run
-
-    return run
+    return filled(problem, operands, out, partial(_gluon_launch.run, problem, operands, config))
 
 
 BACKEND = Backend(
