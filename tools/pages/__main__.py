@@ -69,9 +69,8 @@ def _memory(job: Job) -> bool | None:
 
 
 def _moe(job: Job) -> bool:
-    records = job.records(moe.PRESETS)
-    if not job.files:  # the newest file of a preset may have been a race of some of its layers, in a graph
-        records = [*shipped(("moe",), job.device.slug), *records]
+    every = () if job.files else ("moe",)  # whose newest file may be a race of some of its layers, in a graph
+    records = [*shipped(every, job.device.slug), *job.records([p for p in moe.PRESETS if p not in every])]
     return job.fill("moe", moe.blocks(records, shipped(MOE_PRESETS, job.device.slug), job.device))
 
 

@@ -43,7 +43,7 @@ def retold(report: Report) -> Iterator[Finding]:
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
                 if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in near])
-                elif q.kind in TYPED[:7] and near[0].drawn:
+                elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
                     yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
 
 

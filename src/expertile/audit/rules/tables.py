@@ -54,7 +54,7 @@ def proportions(report: Report) -> Iterator[Finding]:
             if (f := _factor(grid, name, c)) and (f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values()))
         ]
         held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
-        sizes = [f for f in held if f.kind in ("number", *_SIZES[1:]) and all(x.mid % 1 == 0 for x in f.cells.values())]
+        sizes = [f for f in held if f.kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in f.cells.values())]
         powers = [
             replace(f, name=f.name + way, grown=True, cells={r: exact(of(x.mid)) for r, x in f.cells.items()})
             for f in [f for f in sizes if f.kind == "number"][:4]
@@ -78,7 +78,7 @@ _POWERS: dict[str, Callable[[float], float]] = {
     "³": lambda x: x**3,
     " log": lambda x: x * math.log(x),
 }
-_SIZES, _RATES, _TIMED = ("bytes", "tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
+_COUNTED, _RATES, _TIMED = ("tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
 
 
 def _signs(some: tuple[_Factor, ...]) -> tuple[int, ...]:

@@ -182,7 +182,7 @@ def orders(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         named = [(q.label, q) for q in row.quantities]
         line = row.kind == "line"  # of three figures of one name nothing else can be meant
-        yield from [*_ordered(named, True, 2 + line)] or (_ordered(named, False) if line else ())
+        yield from [*_ordered(named, True, line)] or (_ordered(named, False) if line else ())
         ranks, times = [m[0] for m in _RANK.finditer(row.text.lower())], row.of("time")
         if row.kind == "line" and len(ranks) == len(times) > 1 and row.text.lower().rfind(ranks[-1]) < times[0].start:
             yield from _ordered([*zip(ranks, times, strict=True)], False)  # "p50 / p99 were 120 and 260 ms"
@@ -191,7 +191,7 @@ def orders(report: Report) -> Iterator[Finding]:
             yield from _ordered([(row.label, q) for row in grid.rows if (q := row.figure(c))], True)
 
 
-def _ordered(figures: list[tuple[str, Quantity]], sure: bool, least_of: int = 2) -> Iterator[Finding]:
+def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False) -> Iterator[Finding]:
     groups, last = dict[tuple[str, str], dict[float, Quantity]](), ""
     for label, q in figures:
         plain = re.sub(r"[_/]", " ", label.lower())
@@ -205,10 +205,10 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, least_of: int = 2)
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
             name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain))) if sure else ""
-            last = name = name or last * (least_of > 2)  # a line names its subject once
+            last = name = name or last * line  # a line names its subject once
             held = groups.setdefault((q.kind, name), {})
             held |= {rank: q, 200.0: q} if rank in held else {rank: q}
-    for held in (h for h in groups.values() if 200.0 not in h and len(h) >= least_of):  # of each rank one
+    for held in (h for h in groups.values() if 200.0 not in h and len(h) >= 2 + line):  # of each rank one
         for low, high in ((x, y) for x in held for y in held if x < y):
             # A mean may be above the 90th percentile, but neither above the maximum nor below the minimum.
             a, b = held[low], held[high]
