@@ -28,7 +28,7 @@ from typing import IO
 # The most telling first. Those with torch.compile among the rivals are marked.
 PRESETS = (
     *("anchors", "moe*", "moe-stages", "moe-routing", "gradients", "moe-decode*", "moe-sonic*", "fp8-sweep*"),
-    *("fp8-large*", "fp8-causes", "int4-models*", "rows*", "attention", "skew", "scaling", "quantize*"),
+    *("fp8-large*", "fp8-random", "fp8-causes", "int4-models*", "rows*", "attention", "skew", "scaling", "quantize*"),
     *("softmax-v100*", "layernorm-v100*", "attention-v100*", "laplacian*", "add-scalar*"),
     *("models", "squares", "moe-ffn", "cpu", "ladder"),
 )

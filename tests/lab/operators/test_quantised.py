@@ -97,6 +97,12 @@ def test_presets():
     assert {s[2] for s in shapes} == {s[3] for s in shapes} == {2048, 4096, 7168}
     large = {(w["groups"], w["tokens"] * w["top_k"], w["n"], w["k"]) for w in presets()["fp8-large"]()}
     assert {(4, 32768, 4096, 7168), (32, 512, 4096, 7168), (1, 8192, 8192, 8192)} <= large
+    drawn = presets()["fp8-random"]()
+    assert len({w.name for w in drawn}) == 20 and drawn == presets()["fp8-random"]()
+    assert {w["routing"] for w in drawn} == {"balanced", "uniform"} and not {w.dims for w in drawn} & {
+        w.dims for w in sweep
+    }
+    assert len({w["groups"] for w in drawn}) > 5 and all(w["n"] % 64 == w["k"] % 128 == 0 for w in drawn)
     both = presets()["int4-models"]()
     models = [w for w in both if w.op == "int4_grouped_mm"]
     # Every model's product in FP8 and in INT4, in one run.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from itertools import product
+from random import Random
 from typing import Any
 
 import torch
@@ -187,6 +188,23 @@ def sweep() -> tuple[Workload, ...]:
     return _even("fp8-sweep", product((1, 4, 8), (64, 128, 512), sides, sides))
 
 
+def drawn() -> tuple[Workload, ...]:
+    """20 products that no choice was fitted to: sizes drawn evenly by their logarithms, rows of a group as a router of
+    equal chances gives them in every second one, else alike."""
+    draw, found = Random(0), []
+
+    def size(low: int, high: int, grain: int) -> int:
+        return grain * round(low * (high / low) ** draw.random() / grain)
+
+    while len(found) < 20:
+        groups, rows, n, k = size(1, 64, 1), size(16, 2048, 8), size(1024, 8192, 128), size(1024, 8192, 128)
+        if groups * rows <= 65536 and groups * n * k <= 2**31:
+            routing = ("balanced", "uniform")[len(found) % 2]
+            dims = products.dims(groups, groups * rows, 1, n, k, routing)
+            found.append(Workload(f"fp8-e{groups}-m{rows}-n{n}-k{k}-{routing}", "fp8-random", OP, dims, "fp8"))
+    return tuple(found)
+
+
 def large() -> tuple[Workload, ...]:
     """Training and prefill sizes, decode, uneven rows, a square product as a yardstick for compute, and one that a CPU
     computes in a moment."""
@@ -241,4 +259,4 @@ OPERATORS = (
         ),
     ),
 )
-PRESETS = {"fp8-sweep": sweep, "fp8-large": large, "int4-models": models}
+PRESETS = {"fp8-sweep": sweep, "fp8-large": large, "fp8-random": drawn, "int4-models": models}

@@ -158,20 +158,9 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     return tuple(best.values())
 
 
-def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
-    """Modelled time of one call.
-
-    Waves of work units, each as long as the longest of its products (tensor cores and promotion), its bytes through L2
-    and its share of the bytes from memory; and the partial sums of a split K, written and read through L2, with the
-    launch of the kernel that adds them up.
-    """
+def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: float = 0.0) -> float:
+    """Modelled time of one call; `uneven`: how far groups are taken to end anywhere in a tile, not where `m` says."""
     p = problem
-    clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
-    rows = max(p.mean_group, 1) if p.layout is Layout.RAGGED_M else p.m
-    depth = p.k if p.layout is Layout.RAGGED_M else max(p.mean_group, 1)
-    tiles_m, tiles_n = math.ceil(rows / config.block_m), math.ceil(p.n / config.block_n)
-    units = p.groups * tiles_m * tiles_n * config.split_k
-    steps = math.ceil(depth / BLOCK) / config.split_k
     # 4096 multiply-adds a clock and SM. One consumer alone waits for its own promotion, less where that goes on under
     # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in order.
     # (Factors and the 64 bytes a clock that reach each SM from L2: fitted to 31 shapes on an H200, 2026-11-21, where
@@ -186,26 +175,59 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
         waiting = 0.88
     else:
         waiting = 1.0 if config.pairs else 1.15
-    products = config.block_m * config.block_n * BLOCK / 4096 * waiting
-    loads = (config.block_m + config.block_n) * BLOCK / 64
-    if config.block_n < 64:
+    rows = max(p.mean_group, 1) if p.layout is Layout.RAGGED_M else p.m
+    across = p.groups * math.ceil(p.n / config.block_n) * config.split_k
+
+    def waves(tiles_m: float) -> float:
+        units = tiles_m * across
+        if units >= 8 * device.sm_count:
+            return units / device.sm_count + 0.5
+        if halves and config.split_k == 1 and 0 < 2 * (units % device.sm_count) <= device.sm_count:
+            return units // device.sm_count + 0.57  # the last tiles are taken in halves, a little slower than that says
+        return math.ceil(units / device.sm_count)
+
+    tiles_m = math.ceil(rows / config.block_m)
+    waves_of = (1 - uneven) * waves(tiles_m) + (uneven * waves(rows / config.block_m + 0.5) if uneven else 0.0)
+    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, waves_of, tiles_m * across, config.split_k)
+    if config.split_k > 1:
+        seconds += 4e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
+    return seconds
+
+
+def best_seconds(problem: ScaledProblem, device: Device) -> float:
+    """Modelled time of the default config, a fifth of it as if groups ended anywhere in a tile."""
+    return _seconds(problem, device, configs(problem, device)[0], uneven=0.2 if problem.groups > 1 else 0.0)
+
+
+def modelled(
+    problem: ScaledProblem,
+    device: Device,
+    tile: tuple[int, int],
+    waiting: float,
+    waves: float,
+    units: float,
+    split_k: int = 1,
+) -> float:
+    """Modelled time of one call in tiles of so many rows and columns.
+
+    Waves of work units, each as long as the longest of its products (tensor cores and promotion: `waiting` times the
+    products alone), its bytes through L2 and its share of the bytes from memory. The partial sums of a split K, written
+    and read through L2, and the launch of the kernel that adds them up come on top.
+    """
+    p, (block_m, block_n) = problem, tile
+    clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
+    depth = p.k if p.layout is Layout.RAGGED_M else max(p.mean_group, 1)
+    steps = math.ceil(depth / BLOCK) / split_k
+    products = block_m * block_n * BLOCK / 4096 * waiting
+    loads = (block_m + block_n) * BLOCK / 64
+    if block_n < 64:
         loads *= 1.7  # H200, 64 rows, 7168 -> 4096: 16.2 us, which 64 columns and two parts of K do in 14.5
-    waves: float
-    if units >= 8 * device.sm_count:
-        waves = units / device.sm_count + 0.5
-    elif halves and config.split_k == 1 and 0 < 2 * (units % device.sm_count) <= device.sm_count:
-        waves = units // device.sm_count + 0.57  # the last tiles are taken in halves, a little slower than that says
-    else:
-        waves = math.ceil(units / device.sm_count)
     on_chip = waves * (steps * max(products, loads) + 700) / clock
     from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
     # Few programs do not ask for bytes fast enough. (This and what a split K costs: fitted to 52 shapes on an H200,
     # 2026-11-26, where the config of the lowest modelled time was at 0.988 of the fastest in geometric mean.)
     from_memory *= math.sqrt(device.sm_count / min(units, device.sm_count))
-    seconds = 2e-6 + max(on_chip, from_memory) + 0.3 * min(on_chip, from_memory)
-    if config.split_k > 1:
-        seconds += 4e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
-    return seconds
+    return 2e-6 + max(on_chip, from_memory) + 0.3 * min(on_chip, from_memory)
 
 
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
