@@ -10,8 +10,6 @@ what a step takes, how evenly the experts are used, and a few lines that the tra
 --out: a page with a plot (.html), or the numbers (.json).
 """
 
-from __future__ import annotations
-
 import argparse
 import html
 import json

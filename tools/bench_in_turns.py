@@ -13,8 +13,6 @@ after WARM_SECONDS they are ended. A side that does not hand over within TURN_SE
 and is ended, and the other goes on alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import faulthandler

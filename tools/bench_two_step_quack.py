@@ -8,8 +8,6 @@ after 0.1 s, and the six fastest again as quack does by itself; the fastest of t
 changed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType

@@ -12,8 +12,6 @@ bench, the same file of the tools). A preset that names no workload within a min
 be compiled is in the caches. That is worth it where torch.compile is among the rivals: it compiles for every shape.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

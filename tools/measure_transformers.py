@@ -15,8 +15,6 @@ With R = T k rows, a forward pass takes 6 R H I FLOPs and moves at least the wei
 and out; with the backward pass it is 18 R H I, and also dy, dx and the gradients of all weights.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import sys

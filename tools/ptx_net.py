@@ -14,8 +14,6 @@ compare  Matches kernels by name, the rest by their hashes: a new name of a kern
 Two records of the same Triton are comparable, no others. A record keeps where the PTX was, so that `diff` can go on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

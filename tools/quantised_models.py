@@ -16,8 +16,6 @@ adds a small part to the stream, as layers of trained models do. That is the def
 the hard question. The first line printed is what bfloat16 keeps of float32, beside which the others are to be read.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

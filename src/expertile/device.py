@@ -5,8 +5,6 @@ highest clock the part may boost to. So a measured time can never honestly fall 
 are known by name, and the sources.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -34,7 +32,7 @@ _TORCH_KEYS = {
 }
 
 
-def dtype_key(dtype: torch.dtype, allow_tf32: bool = False) -> str:
+def dtype_key(dtype: "torch.dtype", allow_tf32: bool = False) -> str:
     """The key of `Device.peak_flops` for matrix products of `dtype`; float32 is "tf32" where that is allowed.
 
     Raises ValueError for a dtype that no matrix unit multiplies.
@@ -84,7 +82,7 @@ class Device:
         return self.kind == "cuda" and self.capability is not None and self.capability >= (major, minor)
 
     @staticmethod
-    def by_name(name: str) -> Device:
+    def by_name(name: str) -> "Device":
         """The known device that `name` means ("rtx 4090", "V100-SXM2-32GB"). ValueError lists those known."""
         # Where a GPU is asked for, "4090" is one; in a text it may be a time.
         found = find_in_text(name) or find_in_text(f"rtx {name}")
@@ -96,7 +94,7 @@ class Device:
         return found[0]
 
     @staticmethod
-    def current(torch_device: torch.device | str | int | None = None) -> Device:
+    def current(torch_device: "torch.device | str | int | None" = None) -> "Device":
         """The device that tensors on `torch_device` live on; by default the first GPU, else the CPU."""
         import torch
 

@@ -6,8 +6,6 @@ clock the part may boost to. Sources: NVIDIA architecture whitepapers and datash
 arithmetic-throughput table; AMD CDNA whitepapers and Instinct and Radeon data sheets (MI100 2020 to MI355X 2025).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _Nvidia = tuple[str, tuple[int, int], int, float, int, float, float, float, Mapping[str, int], tuple[str, ...]]

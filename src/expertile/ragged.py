@@ -4,8 +4,6 @@
 group g is rows offs[g-1] : offs[g].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from expertile.device import Device
@@ -22,7 +20,7 @@ class Work:
         """FLOP per byte."""
         return self.flops / self.nbytes if self.nbytes else float("inf")
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: "Work") -> "Work":
         return Work(self.flops + other.flops, self.nbytes + other.nbytes)
 
 

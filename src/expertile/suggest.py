@@ -1,7 +1,5 @@
 """The name that somebody who mistyped one probably meant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
 

@@ -1,7 +1,5 @@
 """Which expertile this is: its version, and the commit that its files are of."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

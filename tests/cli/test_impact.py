@@ -1,7 +1,5 @@
 """impact: what the command prints, and that its lines can be recomputed."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """explain --op: what a user sees of an operator's traffic."""
 
-from __future__ import annotations
-
 import io
 import re
 

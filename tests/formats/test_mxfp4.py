@@ -1,7 +1,5 @@
 """Mxfp4Weight: every code and scale against a table of its own, rounding, other layouts and back, sizes, errors."""
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

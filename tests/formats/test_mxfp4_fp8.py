@@ -1,7 +1,5 @@
 """Mxfp4Fp8Weight: what is exact, what is rounded, where bits lie, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from dataclasses import replace

@@ -8,8 +8,6 @@ free draws would be ten thousand compilations. So a case is drawn within one of 
 divisibility), and drawn again where it would need another specialisation than the `_VARIANTS` its profile has had.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -13,8 +13,6 @@ bytes are stored before the first of them. No pair is of the kernel's buffers. E
 or the tool is not to be had.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """attention on a real GPU: every backend over the shared cases, determinism, graphs, torch.compile, NaN, memory."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -7,8 +7,6 @@ package expecttest. Every `test_grouped_gemm_*` in it runs. What passed, failed 
 to `<out>/<gpu-slug>/<date>-torch-contract.json`. Exit status 1 if a test failed or none passed.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

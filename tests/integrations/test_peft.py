@@ -1,7 +1,5 @@
 """Adapters of transformers' experts: the factors as PEFT lays them out, by hand and through PEFT itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """transformers' models with quantised experts, rounded or as gpt-oss stores them, against their values in bfloat16."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every rung with a kernel compiles for sm_80 and sm_90, fits, does not spill, and moves its data as the page says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton

@@ -3,8 +3,6 @@
 What a GPU runs in kernels of ours counts as their launches, whatever the formulas that stand in for them here do.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

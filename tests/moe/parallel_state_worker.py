@@ -1,8 +1,6 @@
 """What one rank does in test_parallel_state: checkpoints of a layer whose experts lie on several ranks, and the layer
 beside data parallelism."""
 
-from __future__ import annotations
-
 import copy
 import os
 import traceback

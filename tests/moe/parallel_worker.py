@@ -1,7 +1,5 @@
 """What one rank does in test_parallel: every case of a world size in one process, compared with a single process."""
 
-from __future__ import annotations
-
 import os
 import time
 import traceback
@@ -101,7 +99,7 @@ class Layer:
     dy: torch.Tensor
 
     @staticmethod
-    def of(case: Case, world: int) -> Layer:
+    def of(case: Case, world: int) -> "Layer":
         made = torch.Generator().manual_seed(sum(map(ord, case.name)))
         tokens, e, k, h, i = sum(case.tokens_of(world)), case.experts, case.top_k, case.hidden, case.intermediate
 
@@ -127,7 +125,7 @@ class Layer:
             normal(tokens, h).detach(),
         )
 
-    def to(self, device: torch.device) -> Layer:
+    def to(self, device: torch.device) -> "Layer":
         tensors = ((f.name, getattr(self, f.name)) for f in fields(self))
         return Layer(**{name: None if x is None else x.detach().to(device) for name, x in tensors})
 

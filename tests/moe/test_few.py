@@ -1,8 +1,6 @@
 """The way for few tokens, by the interpreter: values against the general way's and a loop over experts, and which
 operands it takes."""
 
-from __future__ import annotations
-
 from tests.support import interpreter
 
 if not interpreter.active():

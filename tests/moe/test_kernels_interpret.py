@@ -1,8 +1,6 @@
 """The layer's kernels on the CPU, through Triton's interpreter: permutation, router, token rounding, index tables of
 expert parallelism."""
 
-from __future__ import annotations
-
 from tests.support import interpreter
 
 if not interpreter.active():

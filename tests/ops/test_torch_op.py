@@ -1,7 +1,5 @@
 """What torch's users rely on beside the forward pass: second derivatives, torch.func, the meta device, float64."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

@@ -1,7 +1,5 @@
 """No result on a CPU depends on what uninitialised memory held; nor of Triton's kernels, through the interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Reads the cubin with the tools that ship in the triton package; no GPU and no CUDA toolkit needed.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import subprocess

@@ -7,8 +7,6 @@
 Clusters run one after another, the blocks of each side by side.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import re

@@ -4,8 +4,6 @@ What is faked is what a call asks of its tensors, of the driver and of Triton's 
 function and the driver is the real thing. No values come out.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from unittest import mock

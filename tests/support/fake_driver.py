@@ -4,8 +4,6 @@ The JIT derives the signature, the divisibility and the `== 1` specialisation fr
 function, so what is compiled is what users will run. Works for plain Triton and Gluon, host descriptors included.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator

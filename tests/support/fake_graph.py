@@ -4,8 +4,6 @@ A graph holds addresses. What is allocated during a capture belongs to the graph
 kept by others, or a replay reads and writes what has become somebody else's. Nothing is computed anew by a replay.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 From Triton 3.7 on that is Triton's own `CudaLauncher`; Triton 3.6 compiles a C function for each signature, of which
 only the closure that encodes descriptors is real here. What would reach the driver is kept."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ a missing fence, a wrong phase, a store's buffer reused too soon or a deadlock s
 wrong number for some seed. Not modelled: layouts, registers, banks, time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

@@ -1,7 +1,5 @@
 """The machine below `gluon_emulator`: partitions, one at a time, shared memory, both kinds of barriers, descriptors."""
 
-from __future__ import annotations
-
 import random
 import threading
 import types
@@ -144,23 +142,23 @@ class Shared:
     def type(self) -> types.SimpleNamespace:
         return types.SimpleNamespace(shape=list(self.tensor.shape), layout=self.layout)
 
-    def index(self, i: int) -> Shared:
+    def index(self, i: int) -> "Shared":
         if not 0 <= int(i) < self.tensor.shape[0]:
             raise EmulationError(f"shared memory index {int(i)} of {self.tensor.shape[0]}")
         return Shared(self.tensor[int(i)], self.layout, (self.key, int(i)))
 
-    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+    def slice(self, start: int, length: int, dim: int = 0) -> "Shared":
         if not 0 <= start <= start + length <= self.tensor.shape[dim]:
             raise EmulationError(f"shared memory slice {start}:{start + length} of {self.tensor.shape[dim]}")
         return Shared(self.tensor.narrow(dim, start, length), self.layout, self.key)
 
-    def reshape(self, shape: list[int]) -> Shared:
+    def reshape(self, shape: list[int]) -> "Shared":
         return Shared(self.tensor.view(*shape), self.layout, self.key)
 
-    def reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+    def reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> "Shared":
         return Shared(self.tensor.view(dtype).view(*shape), layout, self.key)
 
-    def permute(self, order: tuple[int, ...]) -> Shared:
+    def permute(self, order: tuple[int, ...]) -> "Shared":
         return Shared(self.tensor.permute(*order), self.layout, self.key)
 
     def load(self, layout: Any = None) -> torch.Tensor:
@@ -295,8 +293,8 @@ class Pointer:
     def dtype(self) -> types.SimpleNamespace:
         return types.SimpleNamespace(element_ty=self.tensor.dtype)
 
-    def __add__(self, offset: Any) -> Pointer:
+    def __add__(self, offset: Any) -> "Pointer":
         return Pointer(self.tensor, self.offset + offset)
 
-    def __sub__(self, offset: Any) -> Pointer:
+    def __sub__(self, offset: Any) -> "Pointer":
         return Pointer(self.tensor, self.offset - offset)

@@ -1,7 +1,5 @@
 """The operations of Gluon for Hopper that `gluon_emulator` carries out: TMA, cp.async, wgmma, barriers and fences."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 """`gluon_emulator` with what kernels for 4-bit weights need beyond matrix products: the PTX that unpacks nibbles,
 carried out bit by bit on tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import lru_cache

@@ -23,8 +23,6 @@ driver's documentation asks it of base and strides only) and is not: the hardwar
 instruction.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

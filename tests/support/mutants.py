@@ -14,8 +14,6 @@ whole statement. `put=before(find)` moves it in front of the last one before it 
 such statement in there, if they are branches.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """One case of the shared table through one backend on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The interpreter repairs: each fault of the interpreter as shipped, computed rightly."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import interpreter

@@ -1,7 +1,5 @@
 """Faults are found by the syntax tree, wherever a function stands and whatever its variables are called."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -5,8 +5,6 @@ code of expertile allocates, and `leave_nan_behind` frees memory full of NaN, wh
 Inputs hold NaN in the rows past offs[-1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

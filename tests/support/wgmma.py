@@ -5,8 +5,6 @@ A wgmma runs on after it is issued. Until `wgmma.wait_group` covers it, nothing 
 have left such waits out (triton-lang/triton, issue 9433), so the machine code is looked at.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two sides measure the same workloads, and neither while the other does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A moved line and a new name are no difference, another instruction is."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

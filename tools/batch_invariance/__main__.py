@@ -14,8 +14,6 @@ On a GPU processes of their own compile the configs first, and fuzz side by side
 included. FILE is written after each part. The exit status is 1 if bits differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

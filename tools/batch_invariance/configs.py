@@ -1,7 +1,5 @@
 """Every batch-invariant config of every backend on a few problems: all must give the bits of the first."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 import traceback

@@ -1,7 +1,5 @@
 """What batch invariance costs: layers and products, batch-invariant and not, timed in turn."""
 
-from __future__ import annotations
-
 import math
 import random
 import traceback

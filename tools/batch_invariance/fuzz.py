@@ -4,8 +4,6 @@ A pool is a layer or product with its tokens, computed once as one batch. A case
 number or neighbourhood, and compares every bit.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import time

@@ -8,8 +8,6 @@ With `--check` nothing is written, and the exit status is 1 if a page is not wha
 that was named has no records.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The figures of docs/results/end-to-end.md, from the records of the presets end-to-end-train and end-to-end-serve."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from expertile.device import Device

@@ -6,8 +6,6 @@ the records that are no times: `*-random-shapes.json` (tests/gpu/random_shapes.p
 (tests/gpu/sanitize.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ The best rival of a workload is the fastest backend of that run which is not our
 are quantised: a user of 4-bit weights could have kept 16 bits. Ratios of two runs never meet.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

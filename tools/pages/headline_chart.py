@@ -1,7 +1,5 @@
 """README's chart: for each job our speed as a bar beside the best rival's, which is 1, with the span over workloads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

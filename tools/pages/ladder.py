@@ -5,8 +5,6 @@ four say about that report's two kernels). A block NAME stands between <!-- expe
 <!-- /expertile:ladder NAME -->; all else in the page stays byte for byte.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from expertile.lab.race.record import BASELINES, Record

@@ -1,7 +1,5 @@
 """Generated text inside hand-written pages, between `<!-- expertile:KEY -->` and `<!-- /expertile:KEY -->`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

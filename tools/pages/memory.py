@@ -1,7 +1,5 @@
 """The block `memory` of docs/results/attention.md and its figures: peak memory against a length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from expertile.lab.race.record import Record

@@ -6,8 +6,6 @@ Blocks `layer`, `stages`, `decode`, `sonic` and `rounding` stand between <!-- ex
 layers and their stages are eager calls, the kernels between them calls of a CUDA graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch

@@ -5,8 +5,6 @@ compared with what that run measured of it, under CUDA-graph replay. A record wh
 earlier preset and left out. `small`, which is there for CPUs, has no line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ Blocks `scaling`, `rival` and `communication` stand between <!-- expertile:paral
 the roofline bound of the busiest GPU and of the bytes that leave a GPU at the fastest all-to-all of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

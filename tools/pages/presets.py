@@ -1,8 +1,6 @@
 """Every preset for the results page: grouped products as presets × backends and each workload; every other operator in
 one line, ours against the best rival, `copy` and the bound."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 

@@ -6,8 +6,6 @@ and speed), `errors` (what quantising costs in accuracy), `quantisers`. A block 
 <!-- expertile:quantised NAME --> and <!-- /expertile:quantised NAME -->; all else in the page stays byte for byte.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 

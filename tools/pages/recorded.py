@@ -1,7 +1,5 @@
 """Records as the generated blocks of hand-written pages read them: looked up by name, compared within one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 

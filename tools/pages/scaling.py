@@ -6,8 +6,6 @@
 Only the newest run of each preset is used: figures of two runs must not stand in one curve.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

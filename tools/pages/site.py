@@ -1,7 +1,5 @@
 """mkdocs' hook: fills `<!-- generated: NAME -->` of the reference with what the code says while the site is built."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@ own background, light or dark as the reader's system prefers. Every colour is mo
 at least 3 : 1 (WCAG 2.1, non-text contrast); markers differ too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

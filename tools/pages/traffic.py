@@ -1,8 +1,6 @@
 """The figures of docs/results/traffic.md, docs/results/elementwise.md and docs/results/stencil.md, put between their
 markers: formulas from the code, times and counted bytes from records. All else in the pages stays byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The figures of docs/results/transformers.md, put between <!-- expertile:transformers layers --> and its end, from the
 records that tools/measure_transformers.py makes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ nothing was wrong or failed. `tools/pages` shows a record in docs/results/parall
 results/<gpu>/<date>-parallel-<ranks>-gpus.jsonl.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """What is computed: sizes, each rank's tokens and weights, and what one GPU makes of all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A process for each GPU, and an end to all of them when the time is up, whatever they are doing."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

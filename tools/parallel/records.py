@@ -10,8 +10,6 @@ relative Frobenius, the worst rank's; "same_bits", whether out has the bits of o
 communicates.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@
 what the recorded one received, so that its plans, gathers, products and sums run on the same data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ Gathers have backward passes that gather as well (autograd's would add by atomic
 are, or each compiled by torch.compile for its shapes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -66,7 +64,7 @@ class Parts:
     weighted_spread: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_spread
     products: Callable[[Tensor, Tensor, Tensor], Tensor] = products
 
-    def compiled(self, x: Tensor, ids: Tensor, weights: Tensor) -> Parts:
+    def compiled(self, x: Tensor, ids: Tensor, weights: Tensor) -> "Parts":
         """Each by torch.compile, for these tokens. All but `gated`, whose rows are not known yet, are compiled now:
         before any rank waits for another, and not on autograd's thread."""
         parts = Parts(**{f.name: torch.compile(getattr(self, f.name), dynamic=False) for f in fields(self)})

@@ -1,7 +1,5 @@
 """What each rank of a run does: one race after the other, in the order of their weight."""
 
-from __future__ import annotations
-
 import gc
 import time
 import traceback

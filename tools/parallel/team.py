@@ -1,8 +1,6 @@
 """The ranks of a run: what they decide together, and how they time steps that need all of them. Decisions go through
 the store of the rendezvous and need no GPU, so that a rank whose kernel failed can still say so."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Mapping

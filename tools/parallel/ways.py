@@ -2,8 +2,6 @@
 "step" is the whole; "compute" and "communication" are its parts, each alone (`replay`), for ours on several ranks.
 Every rank makes the same ways in the same order."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The command line: each command reads its arguments, calls one function of the lab, and prints the answer."""
 
-from __future__ import annotations
-
 import sys
 
 # What `pip install expertile` leaves out and the commands import.

@@ -2,8 +2,6 @@
 more than a second; the overview (`expertile --help`) and `audit` do not.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Annotated, Any
 

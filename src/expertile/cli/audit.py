@@ -1,7 +1,5 @@
 """audit: its options for the overview and the reference; `expertile.cli.main` runs the command without typer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

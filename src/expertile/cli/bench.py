@@ -1,7 +1,5 @@
 """bench: measure workloads on this machine, with live progress; verdict, table, JSONL record, HTML report."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What the shell offers after an option that wants a name: each function is called on the tab key alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 

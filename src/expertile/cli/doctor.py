@@ -1,7 +1,5 @@
 """doctor: what this machine can run, and which table "auto" reads."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """explain: what a workload costs at least, and which backend takes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Which options a user has typed, so that a default does not override what a file says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer

@@ -1,7 +1,5 @@
 """impact: what recorded times mean for a served model, with the arithmetic."""
 
-from __future__ import annotations
-
 from math import floor, log10, sqrt
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Places to write to, tried before anything is measured; and answers as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

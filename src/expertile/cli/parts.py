@@ -1,8 +1,6 @@
 """What one call of bench measures, part by part: each preset, or each of flashinfer-bench's definitions, with its
 workloads and those that race on them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace

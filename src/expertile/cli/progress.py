@@ -1,7 +1,5 @@
 """The live display of a run: a bar with the time left, what is being measured, and the leader so far."""
 
-from __future__ import annotations
-
 from types import TracebackType
 
 from rich.console import Console
@@ -33,7 +31,7 @@ class Display:
         )
         self.task = self.progress.add_task("", title=title, left="", total=None)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         self.progress.start()
         return self
 

@@ -1,7 +1,5 @@
 """compare and report: commands that read records and measure nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The part of explain that shows memory traffic: an operator's ways step by step, and what Nsight Compute counts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

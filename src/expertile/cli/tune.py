@@ -1,7 +1,5 @@
 """tune: measure this machine, write the table that `backend="auto"` reads; or check what `auto` makes of it."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Annotated

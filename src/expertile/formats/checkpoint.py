@@ -14,8 +14,6 @@ A checkpoint is what `formats.source` reads. Tensors stay on disk until their tu
 a time: peak memory beyond the results is that of one weight's stored tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ reached exactly and nothing saturates. Rounding to nearest makes a relative erro
 Frobenius error of about 2.6 %. Scales rounded up to powers of two cost up to one bit of the small elements' range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,13 +41,13 @@ class Fp8Blocks:
         # As bytes: torch pickles no tensor of float8 (2.13), though it saves them.
         return _of_bytes, (self.values.view(torch.uint8), self.scales, self.block)
 
-    def to(self, device: torch.device | str | None = None) -> Fp8Blocks:
+    def to(self, device: torch.device | str | None = None) -> "Fp8Blocks":
         """On another device; itself if it is there already."""
         moved = changed(self, lambda x: x.to(device=device))
         return self if moved.values is self.values and moved.scales is self.scales else moved
 
     @staticmethod
-    def quantize(x: torch.Tensor, block: tuple[int, int] = (1, 128), power_of_two: bool = False) -> Fp8Blocks:
+    def quantize(x: torch.Tensor, block: tuple[int, int] = (1, 128), power_of_two: bool = False) -> "Fp8Blocks":
         """`x` [..., R, C], floating point -> blocks of `block`; the last ones may be cut off by the tensor's edge.
 
         A block of zeros has the scale 1. NaN and infinities make their block's scale NaN or infinite. With
@@ -73,7 +71,7 @@ class Fp8Blocks:
     @staticmethod
     def quantize_tokens(
         x: torch.Tensor, offs: torch.Tensor, power_of_two: bool = False
-    ) -> tuple[Fp8Blocks, torch.Tensor]:
+    ) -> "tuple[Fp8Blocks, torch.Tensor]":
         """`x` [T, C] and the end of each group of rows, `offs` [G] int32 -> (xᵀ in blocks of 128 tokens, its offs).
 
         That is an operand of wgrad, which sums over the tokens of each group: values [C, P], scales [C, P / 128] with
@@ -100,7 +98,7 @@ class Fp8Blocks:
         """values · scales, [..., R, C]."""
         return dequantize(self.values, self.scales, self.block, dtype)
 
-    def transposed(self) -> Fp8Blocks:
+    def transposed(self) -> "Fp8Blocks":
         """The same matrix, transposed in memory: dgrad's weights, from those of the forward pass.
 
         Exact, and quantised nothing anew; so only for blocks whose transpose is a block of the same shape.
@@ -149,7 +147,7 @@ class QuantizedBuffers(torch.nn.Module):
         """The weight, made of the buffers as they are now. Errors as its class raises them."""
         return self._kind(*(self._rest[n] if n in self._rest else getattr(self, n) for n in self._names))
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantizedBuffers:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "QuantizedBuffers":
         def moved(x: torch.Tensor) -> torch.Tensor:
             return fn(x.view(torch.uint8)).view(x.dtype)  # as bytes, which no change of dtype touches
 

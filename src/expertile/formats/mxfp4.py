@@ -21,8 +21,6 @@ bits and first mantissa bit in bits 8, 7 and 6, so the four bits of a code go th
 K need only be a multiple of 32: an odd last half block is filled with zeros.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -134,7 +132,7 @@ class Mxfp4Weight(Mxfp4Layout):
     filled_to: ClassVar[int] = 2 * BLOCK
 
     @staticmethod
-    def quantize(w: torch.Tensor) -> Mxfp4Weight:
+    def quantize(w: torch.Tensor) -> "Mxfp4Weight":
         """`w` [G, N, K] or [N, K] (one expert), finite and floating point, rounded as the module says.
 
         A block of zeros has scale 1. Works an expert at a time, in float32. ValueError for NaN and infinities.
@@ -149,7 +147,7 @@ class Mxfp4Weight(Mxfp4Layout):
         return made
 
     @staticmethod
-    def of_codes(codes: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
+    def of_codes(codes: torch.Tensor, scales: torch.Tensor) -> "Mxfp4Weight":
         """From `codes` [G, N, K] (integers 0 … 15) and scale bytes [G, N, K/32]. ValueError for scales of 255."""
         if codes.dim() != 3:
             raise ValueError(f"codes: expected [G, N, K], got {list(codes.shape)}")
@@ -160,7 +158,7 @@ class Mxfp4Weight(Mxfp4Layout):
         return made
 
     @staticmethod
-    def from_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weight:
+    def from_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> "Mxfp4Weight":
         """gpt-oss's tensors: `*_blocks` uint8 [G, N, K/32, 16], the even value in the low nibble, and `*_scales` uint8
         (or float8_e8m0fnu) [G, N, K/32]. Rearranged, not rounded; `blocks` and `scale_bytes` give them back."""
         if blocks.dtype is not torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != BLOCK // 2:
@@ -172,7 +170,7 @@ class Mxfp4Weight(Mxfp4Layout):
         return made
 
     @staticmethod
-    def from_compressed_tensors(tensors: Mapping[str, torch.Tensor]) -> Mxfp4Weight:
+    def from_compressed_tensors(tensors: Mapping[str, torch.Tensor]) -> "Mxfp4Weight":
         """One layer of a compressed-tensors checkpoint in the format "mxfp4-pack-quantized" -> [1, N, K].
 
         weight_packed uint8 [N, K/2], the even value in the low nibble; weight_scale uint8 [N, K/32].

@@ -15,8 +15,6 @@ and 4t + j of its last 16, j from 0 to 3, which is what lane t of four holds of 
 is the sign of value j of the first 16, and bit 8j + 3 that of the last 16.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,7 +44,7 @@ class Mxfp4Fp8Weight(Mxfp4Layout):
     scales_of_row: ClassVar[int] = 1
 
     @staticmethod
-    def of(w: Mxfp4Weight) -> Mxfp4Fp8Weight:
+    def of(w: Mxfp4Weight) -> "Mxfp4Fp8Weight":
         """`w` rearranged, and rounded where scales of a row are more than 2^11 apart. An expert at a time."""
         made = Mxfp4Fp8Weight.empty(w.shape, w.device)
         for e in range(w.shape[0]):

@@ -1,7 +1,5 @@
 """QuantizedWeight: what a weight in few bits tells the operators, whatever its format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self

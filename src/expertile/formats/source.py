@@ -1,7 +1,5 @@
 """Where the tensors of a checkpoint come from: a mapping, safetensors files, or a folder of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

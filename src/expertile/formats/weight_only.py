@@ -6,8 +6,6 @@ word is unpacked stands beside `ops/weight_only_mm/triton_mxfp4.py`, with a bran
 `_gluon_config.py`. One for FP8 activations alone: `_w4a8_unpack.py`, `_w4a8_kernel.py` and `dequantize.py`.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -13,8 +13,6 @@ apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks of 128×
 of one weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -11,8 +11,6 @@ two factors (`expertile.moe.lora`), and the weight below may be quantised. Adapt
 names, `save_pretrained` and `set_adapter`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

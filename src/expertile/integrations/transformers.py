@@ -25,8 +25,6 @@ that are no expert's (expert parallelism marks so what other ranks compute) are 
 Experts that transformers holds in FP8 (`FineGrainedFP8Config`, blocks of 128×128) run as `Fp8Blocks`.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@
 other: `expertile bench --preset ladder`. docs/notes/ladder.md tells the story.
 """
 
-from __future__ import annotations
-
 from expertile.ladder import (
     l2_order,
     masked_pointer,

@@ -1,7 +1,5 @@
 """What all rungs share: which problems they take. out[rows of g] = a[rows of g] @ b[g], weights stored [G, N, K]."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

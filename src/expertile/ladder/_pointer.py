@@ -1,7 +1,5 @@
 """What the pointer kernels of rungs three to five share: which problems they take, and how they start."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

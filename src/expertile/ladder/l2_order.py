@@ -5,8 +5,6 @@ programs of one wave share blocks of b too; a model of the bytes picks the heigh
 by row, each tile row reads the group's whole b again unless L2 holds it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from expertile.device import Device

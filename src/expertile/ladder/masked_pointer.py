@@ -8,8 +8,6 @@ Changed from rung 2: our own kernel. Spends less of: padding, and host knowledge
 of: load instructions, 2 bytes each, through registers, and nothing in flight while the tensor cores work.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,8 +1,6 @@
 """Rung 1, the naive loop: what one writes first, and report 000's baseline. One launch per group, each filling the chip
 by itself or not at all; the host must know the group sizes; the result is written, read and written again."""
 
-from __future__ import annotations
-
 import torch
 
 from expertile.ladder._common import takes

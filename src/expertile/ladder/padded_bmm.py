@@ -5,8 +5,6 @@ Spends less of: launches, and SMs that stand idle in each group's last wave. Spe
 with a scatter and a gather, where groups differ. The kernel is the backend `padded_bmm` as it is.
 """
 
-from __future__ import annotations
-
 from expertile.ladder._common import rung
 from expertile.ops.grouped_mm.backends import padded_bmm
 

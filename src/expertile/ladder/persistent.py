@@ -6,8 +6,6 @@ program starts. Spends more of: registers that outlive a tile, and the hardware 
 SM.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ and registers for addresses, so that the loops over tiles and k can be fused (`f
 backend `triton_tma`, in rung 5's order (one tile row per panel).
 """
 
-from __future__ import annotations
-
 from expertile.ladder._common import rung
 from expertile.ops.grouped_mm.backends import triton_tma
 

@@ -6,8 +6,6 @@ does not divide it; sizes and strides may be specialised. Spends less of: load i
 elements travel in one cp.async, past the registers and NUM_STAGES - 1 steps ahead of the products.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

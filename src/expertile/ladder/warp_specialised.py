@@ -6,8 +6,6 @@ tensor-core time at the ends of tiles, shared-memory reads per FLOP (a wider til
 load. The kernel is the backend `gluon_hopper` as it is, config included.
 """
 
-from __future__ import annotations
-
 from expertile.ladder._common import rung
 from expertile.ops.grouped_mm.backends import gluon_hopper
 

@@ -1,7 +1,5 @@
 """The two products of the expert MLPs and their gradients, rows in expert order, whatever the weights are kept as."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +37,7 @@ class BaseProducts:
         return kinds, sum(tensors, ())
 
     @staticmethod
-    def of(kinds: tuple[Any, ...], tensors: Sequence[_Maybe]) -> BaseProducts:
+    def of(kinds: tuple[Any, ...], tensors: Sequence[_Maybe]) -> "BaseProducts":
         """From what `parts` made."""
         half = len(tensors) // 2
         gate_up, down = (_joined(k, t) for k, t in zip(kinds, (tensors[:half], tensors[half:]), strict=True))

@@ -4,8 +4,6 @@ The experts that the ranks of an expert group hold are different: DistributedDat
 fully_shard may cut them among ranks with the same experts only.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import cache, wraps
 from typing import Any

@@ -5,8 +5,6 @@ a DTensor of all experts, Shard(0) over the expert group: torch.distributed.chec
 and loads them on another number of ranks. So are the tensors that an optimizer keeps for these parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +35,7 @@ class ExpertState:
     group: dist.ProcessGroup
     mesh: DeviceMesh | None
 
-    def __deepcopy__(self, memo: Any) -> ExpertState:
+    def __deepcopy__(self, memo: Any) -> "ExpertState":
         return self  # copies of a layer share its group
 
     def whole(self, part: torch.Tensor) -> DTensor:

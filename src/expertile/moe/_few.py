@@ -15,8 +15,6 @@ its weights. Every sum is in one order: equal inputs give equal bits. Bytes beyo
 docs/notes/moe.md ("Decode: few tokens") has the times against the general way, and what was tried.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

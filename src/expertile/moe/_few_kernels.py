@@ -6,8 +6,6 @@ kernel is launched only when another is done: with PDL each begins while the one
 dependent launch), and waits there before it reads anything.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait

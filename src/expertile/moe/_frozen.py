@@ -31,8 +31,6 @@ with r columns and saves writing pre twice. Elements, in place of the reads for 
 2 R H (y read and written), backward 2 R I (da) and 2 R H (dx's rows).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A collective says that it failed or timed out, not because of whom. So a rank th
 store, and the ranks that do not sign within a while are named. The store is the rendezvous that every process group
 has: it needs neither the broken connections nor the GPU."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +48,7 @@ class Members:
         n = self._store.add(f"expertile/made/{self.rank}", 1)
         self._prefix = f"expertile/{n}"
 
-    def __deepcopy__(self, memo: Any) -> Members:
+    def __deepcopy__(self, memo: Any) -> "Members":
         return self  # connections to other processes, not values
 
     def agree(self, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """One call of expert parallelism with its gradients: dispatch, experts, combine; and each of them backwards."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forward and backward pass of the expert MLPs with dense weights, on checked operands; nothing is differentiated."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which rank holds which expert."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, cached_property
 

@@ -7,8 +7,6 @@ instruction each: ties go to the lower expert, whatever the machine. Among bfloa
 left to hold the place, and one reduction finds both.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

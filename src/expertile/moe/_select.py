@@ -1,7 +1,5 @@
 """The operator under `route`, with its gradient, by the kernels or in plain torch; `router` has the formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple

@@ -16,8 +16,6 @@ How long a buffer is: exactly what it holds, which the host must know (counts ar
 what does not fit is counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,14 +105,14 @@ class Splits:
     slots_from: list[list[int]]
 
     @staticmethod
-    def full(placement: Placement, capacity: int, max_tokens: int) -> Splits:
+    def full(placement: Placement, capacity: int, max_tokens: int) -> "Splits":
         """Those of fixed-size buffers."""
         rows = [[min(capacity, max_tokens)] * placement.world] * placement.chunks
         slots = [[capacity] * placement.world] * placement.chunks
         return Splits(rows, rows, slots, slots)
 
     @staticmethod
-    def counted(counts: list[list[list[list[int]]]]) -> Splits:
+    def counted(counts: list[list[list[list[int]]]]) -> "Splits":
         """From the counts of `token_keys`, their second half as all ranks sent it here."""
         # By rank, then rows and slots, then chunk; becomes rows and slots by chunk, then rank.
         (rows_to, slots_from), (rows_from, slots_to) = (

@@ -4,15 +4,10 @@ Ids out of range are dropped slots here. Lengths: T tokens, k slots of each, W r
 `capacity` is the room of each segment of a buffer, one for each key (`Placement`); None: segments without gaps.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from expertile.moe._placement import Placement
-    from expertile.moe.permute import Permutation
+from expertile.moe._placement import Placement
+from expertile.moe.permute import Permutation
 
 NO_ROOM = -2  # a slot whose row did not fit; -1: a slot that was dropped
 

@@ -5,21 +5,17 @@ queues a step of many small operators more slowly than a GPU runs it. So a kerne
 permutations, one element of its widest table in each thread.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from expertile.moe._placement import Placement
 from expertile.moe.dispatch_formulas import NO_ROOM
+from expertile.moe.permute import Permutation
 from expertile.ops.launch.kernels import launch
 from expertile.ragged import power_of_two
-
-if TYPE_CHECKING:
-    from expertile.moe._placement import Placement
-    from expertile.moe.permute import Permutation
 
 _BLOCK = 512
 _NO_ROOM = tl.constexpr(NO_ROOM)

@@ -4,8 +4,6 @@ Every collective is asynchronous. On a GPU it runs on the process group's own st
 given so far, and `arrive` makes the current stream wait for it; on a CPU threads of the group run it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

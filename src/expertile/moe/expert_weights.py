@@ -1,7 +1,5 @@
 """Experts: the weights of the expert MLPs and how they are applied, as one value; and what must hold of operands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -46,12 +44,12 @@ class Experts:
         """E, 2I and H."""
         return shape_of(self.gate_up)  # type: ignore[return-value]
 
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Experts:
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Experts":
         """The same with `change` made to each tensor; quantised weights stay as they are."""
         return Experts.of([change(t) if isinstance(t, torch.Tensor) else t for t in self.tensors], self.form)
 
     @staticmethod
-    def of(tensors: Iterable[Any], form: tuple[str, bool, bool] | tuple[str, bool]) -> Experts:
+    def of(tensors: Iterable[Any], form: tuple[str, bool, bool] | tuple[str, bool]) -> "Experts":
         """The value with these `tensors` and this `form`."""
         gate_up, down, gate_up_bias, down_bias = tensors
         return Experts(gate_up, down, gate_up_bias, down_bias, *form)

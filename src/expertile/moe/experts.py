@@ -30,8 +30,6 @@ Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H
 Int4Weight, Mxfp4Weight or Mxfp4Fp8Weight they are used as they are: see `_frozen`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

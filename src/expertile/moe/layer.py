@@ -7,8 +7,6 @@ Parameters are stored as `torch.nn.Linear` has them, one expert after the other:
 [E, H, I].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -141,7 +139,7 @@ class MoE(nn.Module):
             self.correction_bias.zero_()
 
     @torch.no_grad()
-    def quantize_experts(self, format: str) -> MoE:
+    def quantize_experts(self, format: str) -> "MoE":
         """Round the routed experts' weights to "mxfp4", "mxfp4_fp8", "int4" or "fp8", in place, and return the layer.
 
         `gate_up` and `down` become `QuantizedBuffers`: data without gradients, with state_dict keys of their own
@@ -165,7 +163,7 @@ class MoE(nn.Module):
         alpha: float | None = None,
         targets: Sequence[str] = ("gate_up", "down"),
         dtype: torch.dtype | None = None,
-    ) -> MoE:
+    ) -> "MoE":
         """Freeze the routed experts, quantised or not, put adapters of low rank beside them, and return the layer.
 
         New parameters, laid out as PEFT does (`expertile.moe.lora.Adapter`), for each of `targets`:

@@ -1,7 +1,5 @@
 """The router's product."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ it is, in bf16, FP8, INT4 or MXFP4, and no sum of the size of W is formed: R row
 `_frozen` is the layer that runs with them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Auxiliary losses of a router, in plain torch: differentiable, compiled along with whatever is around them."""
 
-from __future__ import annotations
-
 import torch
 
 from expertile.moe.statistics import tokens_per_expert

@@ -20,8 +20,6 @@ rows a token. It computes the weights' gradients while dx travels. What is kept:
 the plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -138,7 +136,7 @@ class ExpertParallel:
         self.experts = placement.experts(self.rank)
         self._exchange = Exchange(self.members, placement, config.slots_per_pair(self.world), config.max_tokens)
 
-    def __deepcopy__(self, memo: Any) -> ExpertParallel:
+    def __deepcopy__(self, memo: Any) -> "ExpertParallel":
         return self  # copies of a layer share its connections
 
     @property

@@ -1,7 +1,5 @@
 """`MoE` with its experts divided among the ranks of a group (`parallel`): parameters, checkpoints and wrappers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta

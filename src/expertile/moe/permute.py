@@ -19,8 +19,6 @@ are three launches of many small programs:
 and up to 1024 slots, one program that sorts id * 1024 + slot in one launch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

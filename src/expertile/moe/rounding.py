@@ -26,8 +26,6 @@ passes over 8 bytes a slot. Weights are summed as integers of 2^-24, so that the
 neither on the order nor on the machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

@@ -25,8 +25,6 @@ With a capacity factor (GShard, arXiv:2006.16668) or token rounding (`rounding`)
 `num_experts` and their weight 0. The remaining weights stay as they are.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

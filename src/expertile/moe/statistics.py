@@ -1,7 +1,5 @@
 """How evenly tokens are spread over experts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

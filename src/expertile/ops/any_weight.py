@@ -1,7 +1,5 @@
 """grouped_mm: the public call, for weights of every kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What a backend of an operator is, and how a caller's `backend` and `config` become the ones that run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache

@@ -6,8 +6,6 @@ overwritten before every call, and candidates take turns, as in the lab. `expert
 and keeps them on disk.
 """
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Callable, Hashable, Sequence

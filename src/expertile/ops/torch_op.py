@@ -1,7 +1,5 @@
 """What makes a Python function a torch operator: who must call the operator, and how it is differentiated."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Layers in the formats of checkpoints, built nibble by nibble by the published rules; no code of the package takes
 part, and everything is slow and plain."""
 
-from __future__ import annotations
-
 import torch
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

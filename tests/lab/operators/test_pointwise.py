@@ -1,7 +1,5 @@
 """laplacian and add_scalar in the lab: every rival passes the gate on the CPU, wrong ones do not, work is counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

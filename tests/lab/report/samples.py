@@ -1,7 +1,5 @@
 """Made-up records that obey the record format: an invented device, seeded random times, no measurement."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Impact: which records count for a model's operators, what is left out, and that nothing is invented."""
 
-from __future__ import annotations
-
 import pytest
 
 from expertile.device import Device

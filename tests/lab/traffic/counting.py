@@ -1,7 +1,5 @@
 """Counts what torch operators move: every operator that makes a tensor reads its inputs once and writes it once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Explained: bounds beside bytes, and which records count as the same call."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

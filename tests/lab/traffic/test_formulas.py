@@ -1,7 +1,5 @@
 """Formulas against what really runs: the unfused ways operator by operator, the useful work tensor by tensor."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Records of counted traffic: through JSON and back, and what stands in them where nothing can be counted."""
 
-from __future__ import annotations
-
 import pytest
 
 from expertile.lab.measure.env import Env

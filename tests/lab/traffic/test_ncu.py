@@ -1,7 +1,5 @@
 """The parser of Nsight Compute's table, on text as it prints it, and what is said where it cannot count."""
 
-from __future__ import annotations
-
 import itertools
 import stat
 import sys

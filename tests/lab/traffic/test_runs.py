@@ -1,7 +1,5 @@
 """Every way of an operator computes the same, so that their traffic may be compared."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves

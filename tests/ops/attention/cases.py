@@ -1,7 +1,5 @@
 """The cases that every backend of attention is held to, and the check of a result against the reference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """One thread for torch: tensors here are small, and threads that wait for each other take most of the time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

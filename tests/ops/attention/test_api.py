@@ -1,7 +1,5 @@
 """The public call on a CPU: numbers against torch, gradients, edges, torch.compile and opcheck."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """choose is a pure function of the problem and the device, and says why; rates are those measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Default configs of gluon_hopper: those measured best, and all of them fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

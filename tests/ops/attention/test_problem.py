@@ -1,7 +1,5 @@
 """Problem: what is validated, and what is counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

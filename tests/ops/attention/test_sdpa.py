@@ -1,7 +1,5 @@
 """sdpa_fa2 without a GPU: what it makes of FlashAttention 2's LSE."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

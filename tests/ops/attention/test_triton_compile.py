@@ -1,7 +1,5 @@
 """The Triton kernels compile for GPUs that need not be here: they fit, use the tensor cores, and do not spill."""
 
-from __future__ import annotations
-
 import pytest
 import triton
 

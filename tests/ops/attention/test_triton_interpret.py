@@ -1,7 +1,5 @@
 """The Triton kernels' numbers, through Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 
 from expertile.device import Device

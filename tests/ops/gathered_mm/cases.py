@@ -9,8 +9,6 @@ every case that it does not refuse:
     check(case, operands, outputs)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

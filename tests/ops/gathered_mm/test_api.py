@@ -1,7 +1,5 @@
 """The gathered products as a user calls them, on the CPU: values, gradients, operators, choice, errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

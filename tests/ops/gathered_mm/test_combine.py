@@ -1,7 +1,5 @@
 """combine on the CPU: values, gradients, what it is as an operator, and what it refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

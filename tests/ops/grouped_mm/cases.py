@@ -9,8 +9,6 @@ A backend is tested on every case its `supports` accepts:
     check(case, out, expected(case, *operands))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

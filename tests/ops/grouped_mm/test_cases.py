@@ -1,7 +1,5 @@
 """The table's own check must notice every kind of wrong result."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """DTensor operands on 2 ranks: results, gradients and placements, beside torch's own function where it takes them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import traceback
 

@@ -1,8 +1,6 @@
 """The host's side of a call, with the launch faked: what is worked out once, and that nothing piles up. The GPU tier
 measures the same with real launches (tests/gpu/test_launch.py)."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from pathlib import Path

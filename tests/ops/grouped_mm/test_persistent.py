@@ -1,7 +1,5 @@
 """The host side of the persistent schedule; its device side is tested through the kernels in test_triton_interpret."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

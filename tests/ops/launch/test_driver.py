@@ -1,7 +1,5 @@
 """The direct launch hands the driver what Triton's own launch would, and encodes a descriptor once per address."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types

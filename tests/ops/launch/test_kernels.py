@@ -1,7 +1,5 @@
 """Row kernels launched past Triton: the kernel that Triton would have compiled for the same arguments."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

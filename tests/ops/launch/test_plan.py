@@ -1,8 +1,6 @@
 """The plain Triton backends launched past Triton: the kernel that Triton would have compiled, the arguments that it
 would have handed over, and one kernel for all numbers of tokens."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import types

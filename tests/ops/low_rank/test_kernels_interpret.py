@@ -1,7 +1,5 @@
 """The kernels of small rank on the CPU, through Triton's interpreter, against the formulas that stand in for them."""
 
-from __future__ import annotations
-
 from tests.support import interpreter
 
 if not interpreter.active():

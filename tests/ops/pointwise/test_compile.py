@@ -1,8 +1,6 @@
 """The kernels of add_scalar and laplacian compile for GPUs that need not be here: 16-byte loads and stores where rows
 allow them, no spills, no trip through shared memory where none is needed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The kernels of add_scalar and laplacian on the CPU, through Triton's interpreter."""
 
-from __future__ import annotations
-
 from tests.support import interpreter
 
 if not interpreter.active():

@@ -1,7 +1,5 @@
 """Every launch of a pointwise kernel: one compiled kernel for all shapes, called with what its parameters ask for."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

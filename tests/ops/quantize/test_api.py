@@ -1,8 +1,6 @@
 """The FP8 quantisers against `Fp8Blocks.quantize`, bit for bit; fused forms against float64; what torch sees; the
 kernels through the interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """The quantisers' kernels compile for GPUs that need not be here: no spills, and 16 bytes at a time where rows allow
 it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

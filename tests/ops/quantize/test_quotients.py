@@ -3,8 +3,6 @@
 With float64 in between, where products of float32 are exact, and a sum is rounded wrongly only if it lies within 2^-53
 of a tie without being one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

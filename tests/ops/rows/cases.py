@@ -1,7 +1,5 @@
 """Shapes, configs and the float64 truth that the tests of softmax, layer norm and RMS norm share."""
 
-from __future__ import annotations
-
 import torch
 
 from expertile.ops.rows.config import RowConfig

@@ -1,7 +1,5 @@
 """Row kernels compiled for GPUs that are not here: which shapes, and what every one of them must satisfy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

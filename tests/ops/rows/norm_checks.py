@@ -1,7 +1,5 @@
 """What layer norm and RMS norm must both do; `norm` is one of them, `centered` says which."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The configs that row operators take: they cover the row, fit the machine, and keep registers for what is held."""
 
-from __future__ import annotations
-
 import pytest
 
 from expertile.ops.launch.device import Machine

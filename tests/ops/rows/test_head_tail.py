@@ -1,8 +1,6 @@
 """Softmax and norms of rows that are no multiple of 16 bytes, cut into body, head and tail: values, neighbours, loads,
 spills."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

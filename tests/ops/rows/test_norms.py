@@ -1,8 +1,6 @@
 """layer_norm and rms_norm: values and gradients against float64, what torch sees of them; the kernels through the
 interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

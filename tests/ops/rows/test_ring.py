@@ -1,8 +1,6 @@
 """Rows that pass through a ring in shared memory: which rows, emulated values, who writes what, deadlocks, early
 releases, and what the compiler makes of it."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """softmax: values and gradients against float64, odd rows, what torch sees; the kernels through the interpreter."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 import torch

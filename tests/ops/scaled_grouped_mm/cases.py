@@ -9,8 +9,6 @@ every case its `supports` accepts:
     check(case, out, operands)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -8,8 +8,6 @@
     check(case, out, operands)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

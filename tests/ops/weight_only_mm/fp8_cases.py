@@ -1,7 +1,5 @@
 """The case table of FP8 activations times 4-bit weights; `CASES` are small, `LARGE` need a GPU. Used as `cases`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """scaled_grouped_mm with weights in 4 bits on the CPU: numbers, the torch operator, and errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

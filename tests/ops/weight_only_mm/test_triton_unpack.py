@@ -1,7 +1,5 @@
 """The assembly of triton_int4, which the interpreter leaves out, carried out bit by bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The generated parts of docs/results/traffic.md, docs/results/elementwise.md and docs/results/stencil.md."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What one of two ranks does in test_parts: ways, their parts, and races, over gloo."""
 
-from __future__ import annotations
-
 import copy
 import os
 import time

@@ -1,7 +1,5 @@
 """What the readers of checkpoints share: checks of one layer's tensors, and the way into and out of an `Int4Weight`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -4,8 +4,6 @@ A checkpoint is a mapping from names to tensors, a safetensors file, several, or
 models come, with model.safetensors.index.json or without). Reading and writing files needs the `safetensors` package.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,8 +11,6 @@ weight [N, K], groups of g along K, or one group for a row ("channel"):
     weight_g_idx       int32 [K]            only for an activation order; -1 where none was set
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

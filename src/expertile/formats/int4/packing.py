@@ -22,8 +22,6 @@ row has a rest that would need an order of its own.
 Checkpoints keep eight values in an int32, value `order[i]` of the eight in bits 4·i … 4·i + 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -20,8 +20,6 @@ AutoAWQ (awq/modules/linear/gemm.py, `WQLinear_GEMM.from_linear`) writes scales 
 ORDER = 0, 2, 4, 6, 1, 3, 5, 7 suits the byte permutation by which its CUDA kernel unpacks two halves at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

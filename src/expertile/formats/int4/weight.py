@@ -10,8 +10,6 @@ Bytes for each value: 1/2, and 2 / group_size for a scale (twice that with zero 
 less than bfloat16, not 4, and 3.76 times with zero points.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -89,7 +87,7 @@ class Int4Weight(QuantizedWeight):
     @staticmethod
     def quantize(
         w: torch.Tensor, group_size: int | None = 128, symmetric: bool = True, dtype: torch.dtype | None = None
-    ) -> Int4Weight:
+    ) -> "Int4Weight":
         """`w` [G, N, K] or [N, K] (one expert), floating point, rounded to nearest.
 
         `group_size` None: one scale for each row. `dtype` of the scales: that of `w` if it is bfloat16 or float16, else
@@ -118,7 +116,7 @@ class Int4Weight(QuantizedWeight):
     @staticmethod
     def of_values(
         values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int
-    ) -> Int4Weight:
+    ) -> "Int4Weight":
         """From unpacked `values` [G, N, K] (integers 0 … 15), with scales and zeros [G, K/group_size, N]."""
         if values.dim() != 3:
             raise ValueError(f"values: expected [G, N, K], got {list(values.shape)}")
@@ -145,7 +143,7 @@ class Int4Weight(QuantizedWeight):
         if large:
             raise ValueError(f"w: expected scales below 2^27 in magnitude, got {large} larger ones")
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Int4Weight:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Int4Weight":
         """On another device, or with scales of another dtype (which rounds them; zero points stay whole numbers)."""
         packed = self.packed.to(device=device)
         scales = self.scales.to(device=device, dtype=dtype)
@@ -154,7 +152,7 @@ class Int4Weight(QuantizedWeight):
             return self
         return replace(self, packed=packed, scales=scales, zeros=zeros)
 
-    def with_zeros(self) -> Int4Weight:
+    def with_zeros(self) -> "Int4Weight":
         """The same weights with zero points, of 8, written out where they are symmetric."""
         return self if self.zeros is not None else replace(self, zeros=torch.full_like(self.scales, SYMMETRIC_ZERO))
 

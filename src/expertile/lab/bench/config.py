@@ -1,8 +1,6 @@
 """BenchSpec: what `expertile bench` runs, from the command line or from a TOML file; docs/guide/race.md shows one with
 every key. Paths of candidates and routing files are relative to the TOML file."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Sentences from the records of preset "diagnose": every number in them is computed from what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from expertile.lab.operators.diagnose import OPERATORS, larger

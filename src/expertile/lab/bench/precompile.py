@@ -3,8 +3,6 @@ kernel's code hardly depends on sizes. So every pair of workload and config is r
 same remainders, by processes of their own. Whatever they cannot do is compiled where it is needed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

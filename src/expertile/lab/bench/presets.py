@@ -3,8 +3,6 @@ grouped products, a function and its line in `_GROUPED` each; `ALL_PRESETS` has 
 (`lab/operators`) too.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

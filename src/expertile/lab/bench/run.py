@@ -4,8 +4,6 @@ Nothing is lost: a backend that does not support a workload, is wrong, runs out 
 reason; an interrupted run keeps what it measured and `resume=True` goes on with the rest.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import secrets

@@ -2,8 +2,6 @@
 gradients of forward products. bf16 throughout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ The screening's times go nowhere. Only backends that `auto` may choose take part
 on the host.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -82,13 +80,15 @@ class Session:
     backends: tuple[Backend, ...] = BACKENDS
     say: Say = lambda text: None
 
-    @staticmethod
-    def begin(path: Path | None, device: torch.device | str | None = None, **more: Any) -> tuple[Session, list[Record]]:
+    @classmethod
+    def begin(
+        cls, path: Path | None, device: torch.device | str | None = None, **more: Any
+    ) -> tuple[Self, list[Record]]:
         """The last run of this machine and software in `path`, and its records; else a new one."""
         site = Site.current(device)
         env = capture_env(site.device)
         run_id, old = (new_run_id(), []) if path is None else resumed(path, env)
-        return Session(site, env, run_id, **more), old
+        return cls(site, env, run_id, **more), old
 
     @property
     def policy(self) -> str:

@@ -3,8 +3,6 @@ scrambled Sobol sequence (Owen, "Scrambling Sobol' and Niederreiter-Xing points"
 groups, K and N, layout, dtype and spread of rows: every prefix of it covers the space evenly.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Does `auto` keep its promise? On problems that no table has seen, its choice is timed beside every rival."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

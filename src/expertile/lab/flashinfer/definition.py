@@ -6,8 +6,6 @@
 A reference is foreign code. It is compiled and executed in this process when its definition is raced, never before.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Which definitions expertile serves: known by their op_type and the names of their inputs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ expertile race what a user calls on the inputs as they are ("expertile"), and fo
 were rearranged before ("expertile-arranged").
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any

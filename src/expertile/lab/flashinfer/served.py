@@ -4,8 +4,6 @@ MoE definitions store the first projection with the rows of `up` before those of
 With `gate_first` the weights have been rearranged before; without it, each call swaps the halves of the product.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

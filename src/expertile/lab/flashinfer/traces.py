@@ -12,8 +12,6 @@ NaN. Of two policies that one counts under which the reference was timed as well
 of the record; the reference's, and so a speedup, are left out where it was not timed.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

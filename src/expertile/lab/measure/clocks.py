@@ -2,8 +2,6 @@
 runs the same product 15 % slower than a moment before: a time without these readings looks like a slower kernel.
 """
 
-from __future__ import annotations
-
 import statistics
 import warnings
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@ large copy and a square product of each dtype. The fastest of several calls coun
 them.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """The machine and software that a record names; torch is not imported, as the build of the package reads this."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 OF_CPU = ("cores", "threads", "quota", "load")  # keys that records of a CPU alone have
 
 
-def with_clocks(env: Env, clocks: Clocks) -> Env:
+def with_clocks(env: "Env", clocks: "Clocks") -> "Env":
     """`env` with clock, power, load and throttle reasons ("" where they were read and there was none)."""
     read = (clocks.sm_clock_mhz, clocks.power_w, clocks.load)
     known = any(value is not None for value in read) or bool(clocks.throttle)

@@ -1,7 +1,5 @@
 """What a record says about where and when it was made."""
 
-from __future__ import annotations
-
 import secrets
 from importlib.metadata import PackageNotFoundError, version
 

@@ -2,8 +2,6 @@
 that fails becomes a `Failure` with a reason; the others go on.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import time

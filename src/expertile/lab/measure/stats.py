@@ -1,7 +1,5 @@
 """Medians with intervals, ties, and the order in which candidates take turns."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

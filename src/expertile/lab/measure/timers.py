@@ -3,8 +3,6 @@
 calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -66,7 +64,7 @@ class HostTimer:
         warm = [self._one(ring) for _ in range(num_sets + 1)]
         return _Singles(lambda during: self._one(ring, during), _repeats(min(warm), self.sample_s, self.most))
 
-    def _one(self, ring: _Ring, during: During | None = None) -> float:
+    def _one(self, ring: "_Ring", during: During | None = None) -> float:
         start = self.now()
         ring.step()
         spent = self.now() - start
@@ -109,7 +107,7 @@ class _Singles:
         return statistics.median([self.one(during if i == self.calls - 1 else None) for i in range(self.calls)])
 
 
-def _event_time(ring: _Ring, during: During | None) -> float:
+def _event_time(ring: "_Ring", during: During | None) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     ring.step()
@@ -150,7 +148,7 @@ class GraphTimer:
                 ring.clear()
             return self._capture(call, num_sets, estimate, stream)
 
-    def _capture(self, call: Call, num_sets: int, estimate: float, stream: torch.cuda.Stream) -> _GraphSampler:
+    def _capture(self, call: Call, num_sets: int, estimate: float, stream: torch.cuda.Stream) -> "_GraphSampler":
         assert self._flush is not None
         calls = _whole_rounds(estimate, self.replay_s, num_sets, self.most)
         sampler = _GraphSampler(self.device, self._graph(call, num_sets, calls, stream), calls, self._flush)

@@ -3,8 +3,6 @@
 `grouped_mm` is not among them: its rivals are the backends that a run names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module

@@ -1,8 +1,6 @@
 """How a function becomes a rival's `bind`: called as it is, imported when it is bound, or by torch.compile, for one
 workload's shapes alone, as if nothing else had ever been compiled."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

@@ -3,8 +3,6 @@ rows), and masked, for decode ([G, most rows, K], and on the device how many of 
 and a's scales laid out as its TMA loads want them, before timing. Times include its work on padding.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 import torch

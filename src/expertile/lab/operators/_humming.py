@@ -3,8 +3,6 @@ with a scale for each row (W4A8). It compiles a kernel for each workload, config
 filled up to multiples of 128.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

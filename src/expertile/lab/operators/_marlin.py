@@ -8,8 +8,6 @@ Where bits lie: 16 of K by 64 of N are 128 words; word 4 · lane + warp has the 
 matrix product needs of columns 16 · warp … 16 · warp + 15.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

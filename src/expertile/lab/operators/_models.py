@@ -1,8 +1,6 @@
 """Whole models of transformers with random weights, made on the device, their experts in several formats; and the
 routing of one pass kept for another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ from size to size: each is a rival of its own. The router is the same in all tha
 - "-permuted-act": both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

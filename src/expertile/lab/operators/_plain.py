@@ -1,8 +1,6 @@
 """Four-bit weights as other packages take them: two neighbours of K in a byte, the even one in the low nibble; and
 which way of several to run a rival is fastest where it leaves that to its user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """What the lab's softmax, layer norm and RMS norm share: workloads of rows, the float64 truth in parts, peers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Why a rival can't compute a workload on a device: what several of them have in common."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from importlib.util import find_spec

@@ -3,8 +3,6 @@ scatters in its two products. Weights and scales take its Hopper layouts before 
 faster; so does what it must know of a product's groups. A layer's routing is part of the call.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

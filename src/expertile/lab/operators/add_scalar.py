@@ -1,7 +1,5 @@
 """add_scalar in the lab: x + 1 over flat tensors, where nothing but bytes and launches costs anything."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from expertile.lab.operators._binds import compiled, one

@@ -2,8 +2,6 @@
 FLOPs are those of unmasked pairs: two products forward, five backward. The unfused rivals write all scores to memory.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import product

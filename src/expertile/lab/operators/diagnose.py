@@ -12,8 +12,6 @@ dims: side, and of diagnose_math the arithmetic, "math". A record's config says 
 [m, k] x [k, n] in `launches` calls. `bench/diagnosis.py` turns the records into sentences.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 

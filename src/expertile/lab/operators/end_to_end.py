@@ -10,8 +10,6 @@ training step takes 6 FLOPs for each token and active parameter, and reads and w
 Decode takes 2, and reads the cache, the dense weights and the experts that have tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ Inputs are those of `scaled_grouped_mm`; each rival is held against the product 
   p₁ + s₂ p₂ ≠ s₁ s₂ (p₁ + p₂), which the gate says with the size of the error.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -10,8 +10,6 @@ count x, router, out, and the values, scales and biases of experts that have tok
 - "expertile-w4a8": x and the activation rounded to FP8 on every call, and held against what comes of that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

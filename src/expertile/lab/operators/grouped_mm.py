@@ -2,8 +2,6 @@
 `race/workloads.GroupedWorkload`, inputs (a, b, offs).
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ results once, packed weights, scales and zero points of groups that have rows on
 - "gemlite": the same loop over gemlite's linear layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 

@@ -1,7 +1,5 @@
 """laplacian in the lab: the 5-point stencil and its transpose over batches of grids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,8 +1,6 @@
 """layer norm in the lab: forward (x, weight, bias -> y) and backward (dy, x, weight, bias, mean, rstd -> dx, dweight,
 dbias), weight and bias of x's dtype. quack wants its parameters in float32 and gets such copies, made beforehand."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -14,8 +14,6 @@ FLOPs: 6 T k H I forward and 18 with backward. Bytes: x, router, the weights of 
 once; in training also dy and every gradient, those of idle experts included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial

@@ -11,8 +11,6 @@ Inputs: logits [T, E] bf16, ids [T, k] int32, weights [T, k] float32. The logits
 1/64, so that there is one right choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ computation of all steps up to it. The order of a token's experts is not compare
 bfloat16: of routing the weights, of the permutation each expert's rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@ dims: groups, tokens, top_k, n, k, routing (a spec of race/routing.py): rows are
 as `routing.draw` says with seed 0. The inputs of such a workload end in offs [G] int32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any

@@ -5,8 +5,6 @@ copy for the weight gradient too, of `groups` equal groups of rows). Activations
 [rows, 2 cols]), weights [groups, rows, cols].
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """RMS norm in the lab: forward (x, weight -> y) and backward (dy, x, weight, rstd -> dx, dweight), the weight of x's
 dtype."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

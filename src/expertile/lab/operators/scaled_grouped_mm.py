@@ -10,8 +10,6 @@ have rows. Rivals that take other scales are held against the product of what th
 - "deepgemm", "deepgemm-masked": `_deep_gemm.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from itertools import product

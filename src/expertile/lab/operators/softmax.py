@@ -1,7 +1,5 @@
 """softmax in the lab: the last dimension of a matrix, forward (x -> y) and backward (dy, y -> dx)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

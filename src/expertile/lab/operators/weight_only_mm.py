@@ -9,8 +9,6 @@ groups that have rows. "bf16" is our own `grouped_mm` of the dequantised weights
 rounded; the others keep 16 bits. Each is held against the product of the activations as it rounds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

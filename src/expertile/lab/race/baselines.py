@@ -5,8 +5,6 @@ states it. `copy`: as many bytes moved as the operator must read and write, by t
 kernel. Either alone may fall short of the memory (docs/notes/measuring.md); the record is that of the faster one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

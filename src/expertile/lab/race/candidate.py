@@ -8,8 +8,6 @@ Results have the dtype of the operands. Splitting the operands into views is par
 results is not.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys

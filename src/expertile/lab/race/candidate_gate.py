@@ -3,8 +3,6 @@ deadlocked kernel never returns. One child serves many workloads and is replaced
 through a pipe of their own, since candidates may print.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -42,7 +40,7 @@ class UserCandidates:
             parse_spec(spec)
         self.gates = {candidate_name(spec): CandidateGate(spec, device, timeout_s) for spec in specs}
 
-    def __enter__(self) -> UserCandidates:
+    def __enter__(self) -> "UserCandidates":
         try:
             for gate in self.gates.values():
                 gate.start()
@@ -70,7 +68,7 @@ class CandidateGate:
         self._log: IO[bytes] | None = None
         self._unloadable = ""
 
-    def __enter__(self) -> CandidateGate:
+    def __enter__(self) -> "CandidateGate":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -150,7 +148,7 @@ class CandidateGate:
         except (EOFError, OSError):
             raise self._obituary() from None
 
-    def _obituary(self) -> _Ended:
+    def _obituary(self) -> "_Ended":
         assert self._child is not None
         try:
             code = self._child.wait(timeout=10)

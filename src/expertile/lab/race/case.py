@@ -1,7 +1,5 @@
 """One workload on one device, with its candidates: gated one after another, and bound to inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +34,7 @@ class Site:
     torch_device: torch.device
 
     @staticmethod
-    def current(device: torch.device | str | None = None) -> Site:
+    def current(device: torch.device | str | None = None) -> "Site":
         """`device`, by default the current GPU or, without one, the CPU."""
         found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if found.type == "cuda" and found.index is None:
@@ -74,7 +72,7 @@ class Candidate:
         sizes = {"sizes": "host"} if self.sizes_on_host and policy == "graph" else {}
         return {**self.config, **sizes, **({"tried": self.tried} if self.tried else {})}
 
-    def judged(self, verdict: Verdict | Failure) -> Candidate:
+    def judged(self, verdict: Verdict | Failure) -> "Candidate":
         """With its verdict; without a call to time where the result is wrong or there is none."""
         return replace(self, verdict=verdict, bind=self.bind if verdict.status == "ok" else None)
 

@@ -13,8 +13,6 @@ A workload under a policy that only one side measured is counted apart. A backen
 now is a regression.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -8,8 +8,6 @@ rel_error = ||out - ref||_F / ||ref||_F finds a systematic fault, max_error a si
 max |ref|, or block by block |out - ref| / (|ref| + rms(ref of the block)). The worst output and call count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

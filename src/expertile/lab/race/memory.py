@@ -1,7 +1,5 @@
 """Peak memory of one call, measured beside what a formula says: for what must not grow with the square of a length."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

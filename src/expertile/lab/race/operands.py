@@ -1,7 +1,5 @@
 """Fresh random operands of grouped products, and the room that there is for tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -8,8 +8,6 @@ A family of operators is one file of `lab/operators` that exports
 Two families may hold parts of one preset ("rows"); the parts are joined. Names are unique within a preset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -173,7 +171,7 @@ class Rival:
     work: Callable[[Workload], Work] | None = None
     tolerance: Callable[[Workload], tuple[float, float]] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    configs: Callable[[Workload, Device], Iterable[Rival]] | None = None
+    configs: "Callable[[Workload, Device], Iterable[Rival]] | None" = None
     bind_on_host: Bind | None = None
     bind_out: Callable[[Workload, Inputs], Callable[[Tensor], Any]] | None = None
     check: Callable[[Workload, int], Verdict] | None = None

@@ -10,8 +10,6 @@ Files are `results/<gpu-slug>/<date>-<preset>.jsonl`, in an installed package co
 `run` may be compared with each other; those of two runs only through `compare.py`.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import math
@@ -161,7 +159,7 @@ class Record:
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     @staticmethod
-    def from_json(line: str) -> Record:
+    def from_json(line: str) -> "Record":
         """Parse and validate one line. Raises ValueError naming the key, what was expected and what came."""
         return Record(**_object_of(line, [f.name for f in fields(Record)]))
 
@@ -170,11 +168,11 @@ def measured(
     *,
     work: Work,
     limit: Bound,
-    outcome: Outcome | None,
+    outcome: "Outcome | None",
     env: Env,
     status: str = "ok",
     reason: str = "",
-    verdict: Verdict | Failure | None = None,
+    verdict: "Verdict | Failure | None" = None,
     unmeasured: str = "not measured",
     **fields: Any,
 ) -> Record:

@@ -4,8 +4,6 @@ Products are computed in float32 (float64 for float32 inputs, TF32 off). One tha
 randomly chosen rows of every group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -21,8 +21,6 @@ every token to the same few experts. Drawing without replacement uses the Gumbel
 ICML 2019): the k largest of ln p_e + Gumbel noise. It flattens the shares when k approaches E.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ has one of the two. `name` may be left out (it becomes the layer's index).
 `topk_ids/<layer>` [T, k].
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From gated candidates to measurements: timed in turns on the same input sets, and the screening of configs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

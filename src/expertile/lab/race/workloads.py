@@ -1,8 +1,6 @@
 """Grouped products to measure: exact shapes, dtype and rows per group. `m`, `n`, `k` are per-group sizes as in
 `Problem`; the ragged one is the total over all groups."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -134,7 +132,7 @@ class GroupedWorkload(Workload):
             allow_tf32=allow_tf32,
         )
 
-    def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> GroupedWorkload:
+    def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> "GroupedWorkload":
         """The same product over other group sizes, the ragged total following; `changes` replace further fields.
         ValueError for a batched product, whose groups are equal."""
         ragged = RAGGED_DIM.get(self.layout)

@@ -2,8 +2,6 @@
 overlap or that differ by less than 1 %. Rows of different runs never meet: clocks and temperature differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

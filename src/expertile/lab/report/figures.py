@@ -13,8 +13,6 @@ Colours are values of CSS, which follow the page's theme. Workload names stand a
 that long names cost no width on a phone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Charts over workloads: roofline, scaling with the number of rows, launch overhead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 

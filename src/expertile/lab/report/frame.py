@@ -1,7 +1,5 @@
 """What all pages share: their templates, style and script, the legend, and the packed data that the script draws."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from base64 import b64encode

@@ -2,8 +2,6 @@
 temperature and power: the last is judged against the first as `compare` judges two files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch

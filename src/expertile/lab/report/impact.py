@@ -3,8 +3,6 @@
 Both times of an operator come from one run. An operator without such records is left out and named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

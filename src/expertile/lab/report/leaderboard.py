@@ -6,8 +6,6 @@ nothing about other workloads. Where a backend cannot run a workload, or compute
 has no rank; how many are missing, and why, stands beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

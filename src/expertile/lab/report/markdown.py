@@ -1,7 +1,5 @@
 """A Markdown summary of all records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from expertile.lab.race.record import Record

@@ -1,7 +1,5 @@
 """What every marker of a chart looks like."""
 
-from __future__ import annotations
-
 import math
 
 SIZE = 4.6  # of a marker, from its middle

@@ -1,8 +1,6 @@
 """Peak memory against a length, from records of one run each: a chart for each operator and dtype over the one
 dimension that varies, and the words beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The HTML report: one file that opens offline, verdict first; or a folder with a page for each file of records, an
 index, and the style and script that they share. Sections of a run are in `sections.py`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -2,8 +2,6 @@
 (jfly.uni-koeln.de/color, 2008) without yellow and black, which vanish on a page, plus three of Paul Tol's muted set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 

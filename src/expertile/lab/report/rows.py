@@ -1,7 +1,5 @@
 """A record of a time as reports read it: what it is called, how it stands to its bound, what it is one of."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the HTML report shows of a run, section by section; `assets/report.html` says where it stands."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The terminal table: workloads down, and side by side as many policies as the width allows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Numbers as people read them: µs, TFLOP/s or TB/s, per cent. Inside the library everything stays in seconds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

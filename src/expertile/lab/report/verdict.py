@@ -1,7 +1,5 @@
 """What was found, in sentences: the first thing every report shows, computed from the records and nothing else."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What memory traffic explains: bytes by formula for every operator, unfused, as torch moves them, and as ours does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType

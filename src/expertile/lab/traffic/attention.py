@@ -6,8 +6,6 @@ aten/src/ATen/native/transformers/attention.cpp; FlashAttention 2 in aten/src/AT
 (forward kernel; backward: dot_do_o, dq_dk_dv, convert_dq).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from expertile.device import Device

@@ -1,7 +1,5 @@
 """One operator in numbers: its ways with their bytes, what bounds them, and what recorded runs achieved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

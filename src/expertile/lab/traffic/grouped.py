@@ -4,8 +4,6 @@ Weights of groups without rows are not read. torch's kernel as of PyTorch 2.11: 
 kernel that writes the problems' addresses, and CUTLASS's grouped GEMM).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Step, Way

@@ -5,8 +5,6 @@ The record's value is the bytes read from and written to memory. Its details: "r
 "model_written", "model_again", "model_launches" by formula. Figures that were not counted are null.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The nouns of memory traffic: a step reads and writes bytes, a way of computing an operator is a list of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

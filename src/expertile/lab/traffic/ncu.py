@@ -5,8 +5,6 @@ kernel's reads from memory are those of its inputs. What a kernel has written ma
 cache full is missing in the bytes written to memory. Clocks are left alone.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

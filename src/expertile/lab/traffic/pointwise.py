@@ -1,8 +1,6 @@
 """Traffic of the 5-point stencil and of x + value: operators that read once and write once, however they are written,
 unless they are written as several."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from expertile.device import Device

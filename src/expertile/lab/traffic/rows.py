@@ -4,8 +4,6 @@ N = R * C elements. Statistics of a row are float32 in the fused kernels and of 
 torch's kernels as of PyTorch 2.11: aten/src/ATen/native/cuda/SoftMax.cu, PersistentSoftmax.cuh, layer_norm_kernel.cu.
 """
 
-from __future__ import annotations
-
 from expertile.device import Device
 from expertile.lab.race.operator import Workload
 from expertile.lab.traffic.model import OURS, TORCH, UNFUSED, Formula, Step, Way

@@ -5,8 +5,6 @@ a process, which Nsight Compute watches, it runs one way of one operator, once w
 python -m expertile.lab.traffic.runs '{"op": "softmax", "dims": {"rows": 8192, "cols": 8192}, "dtype": "fp32"}' torch
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

@@ -1,8 +1,6 @@
 """attention: tensors -> Problem (checked once) -> choose -> backend, forward and backward; expertile::attention_forward
 and _backward as torch operators: what torch.compile, FakeTensor and opcheck see."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What a backend of attention is: one frozen value that says what it can do, with which configs, and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ On the GPU where the backends were measured, and on others of its architecture, 
 those that can decides. Elsewhere nothing is known, and the first that can of a fixed order is taken.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from expertile.device import Device

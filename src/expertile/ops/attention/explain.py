@@ -1,7 +1,5 @@
 """Explanation: one attention in numbers, forward and backward, and why its backends were chosen."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from html import escape

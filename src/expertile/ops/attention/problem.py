@@ -7,8 +7,6 @@ sequence b has the rows cu_seqlens[b] to cu_seqlens[b + 1]. Causal masks are ali
 FlashAttention 2 since version 2.1: query i of Lq sees the keys j <= i + Lk - Lq.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -119,7 +117,7 @@ class Problem:
         causal: bool = False,
         scale: float | None = None,
         lse_grad: bool = False,
-    ) -> Problem:
+    ) -> "Problem":
         """Validate the operands of `attention` and describe them.
 
         Raises TypeError or ValueError naming the argument, what was expected and what came. Never reads a value that

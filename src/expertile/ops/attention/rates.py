@@ -9,8 +9,6 @@ Forward rates at 1024 to 4096, and at 16384 with D=64 (H=4), are of 2026-11-22, 
 `gluon_hopper`, `sdpa_cudnn` and `sdpa_fa2`; all others, and `triton`'s, of the day before.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 right, and the way to compute it without a GPU. Takes every dtype, stride and length; memory is linear in length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

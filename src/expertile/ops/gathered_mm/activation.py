@@ -15,8 +15,6 @@ until torch 2.13, when gpt-oss was trained, and passes none from 2.14 on (pytorc
 Transformer Engine passes it in its clamped SwiGLU. Of gpt-oss itself only inference is published.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

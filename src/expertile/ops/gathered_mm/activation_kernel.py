@@ -1,7 +1,5 @@
 """The gated activations in Triton, float32: the formulas of `activation`, for epilogues and pointwise kernels."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """The gathered products: the public calls. Tensors -> GatherProblem (checked once) -> choose -> backend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What a backend of the gathered products is given, and fills."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ expert, that takes the problem. Before the others: of a gated backward with few 
 `cuda_gather`, of a weight gradient that gathers many `cuda_wgrad`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -9,8 +9,6 @@ Backward, for row r = positions[t, j]: dy[r] = w dout[t], dweights[t, j] = <dout
 slot has. positions is inverted first, so that again every row is written by one program: y and dout read, dy written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

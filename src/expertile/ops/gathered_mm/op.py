@@ -8,8 +8,6 @@ With out[r] = x[rows[r]] @ b[g] + bias[g] for row r of expert g:
     dbias[g] = Σ over rows r of g of dout[r]                                          a ragged-K product with ones
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

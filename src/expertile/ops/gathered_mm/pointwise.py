@@ -11,8 +11,6 @@ memory limits them: time ≥ bytes / bandwidth. A gathered row counts as read on
 L2 as far as it reaches. Row sums are made by one program each, in a fixed order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

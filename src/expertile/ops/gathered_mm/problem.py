@@ -13,8 +13,6 @@ each, offs [E] int32 the end row of each expert g, and slots[r] = t * k + j says
 Without `rows` nothing is gathered: a is [R, K] in expert order already. WGRAD can gather b instead: x [R, M], d [T, N].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ float32, from the pre-activation as it is stored, so that a backward pass that s
 Batch-invariant, each row is activated alone: torch computes the last elements of a tensor with other instructions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The gathered products without autograd: tensors -> GatherProblem (checked once) -> choose -> backend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ once, and some 40 bytes a row for the sort: memory limits it. Where the place of
 (`Permutation.positions`), `combine` does the same without a sort.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

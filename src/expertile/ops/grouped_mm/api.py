@@ -3,8 +3,6 @@ expertile::grouped_mm as a torch operator: what torch.compile, FakeTensor and op
 
 With backend="measure" the first call with a problem races the candidates (`ops.measure`) in place of choosing."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

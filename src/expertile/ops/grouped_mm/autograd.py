@@ -12,8 +12,6 @@ With out = a · b (per group), da = dout · bᵀ and db = aᵀ · dout:
 and dbias is a RAGGED_K (or BATCHED) product of a row of ones with dout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

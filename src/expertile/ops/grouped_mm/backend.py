@@ -1,7 +1,5 @@
 """What a backend of `grouped_mm` is given, and gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -8,8 +8,6 @@ is like, an analytic model does (`model`).
 it choose configs that tune themselves at the first call with each new shape.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Explanation: one problem in numbers, and why a backend was chosen for it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from html import escape

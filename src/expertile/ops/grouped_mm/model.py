@@ -11,8 +11,6 @@ backend states its own, as `speed`. A share is what the one term would reach wit
 peak, which is stated at a clock that 700 W do not sustain.
 """
 
-from __future__ import annotations
-
 import math
 
 from expertile.device import Device

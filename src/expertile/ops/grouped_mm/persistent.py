@@ -8,8 +8,6 @@ near-square part of a and b, and find the rest in L2. That height is an argument
 follows from the sizes, and sizes that change from call to call must not compile anything.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import triton

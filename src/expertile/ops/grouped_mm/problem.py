@@ -11,8 +11,6 @@ Four layouts, named by the dimension whose length differs from group to group (t
 | BATCHED  | [G, M, K]   | [G, K, N]   | [G, M, N]   | out[g] = a[g] @ b[g]                                |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -136,7 +134,7 @@ class Problem:
             return Work(2.0 * total * m * k, (total * k + used * k * m) * isz + total * m * osz)
         return Work(2.0 * total * m * n, total * (m + n) * isz + g * m * n * osz)
 
-    def with_sizes(self, group_sizes: Sequence[int] | None) -> Problem:
+    def with_sizes(self, group_sizes: Sequence[int] | None) -> "Problem":
         """The same problem with (or without) group sizes known to the host."""
         return replace(self, group_sizes=None if group_sizes is None else tuple(group_sizes))
 
@@ -148,7 +146,7 @@ class Problem:
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         check: bool = False,
-    ) -> Problem:
+    ) -> "Problem":
         """Validate the operands of `grouped_mm` and describe them.
 
         Raises ValueError naming the argument, what was expected and what came. Values of `offs` are read (which
@@ -173,7 +171,7 @@ class Problem:
         bias_fields: tuple[Any, ...] | None = None,
         out_dtype: torch.dtype | None = None,
         allow_tf32: bool = False,
-    ) -> Problem:
+    ) -> "Problem":
         """`from_tensors` of what is `described`, and so without the values of `offs`."""
         a, b, offs, bias = descriptions(a_fields, b_fields, offs_fields, bias_fields)
         assert a is not None and b is not None

@@ -13,8 +13,6 @@ backends come nearer to each other, as what one lost to its products hides behin
 compared by the bound that holds here.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """What a result holds beside its products: zeros past offs[-1], zeros without a K, rows that are left alone. Reads offs
 on the device only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ It knows nothing of how good a kernel is; `transfer` uses only how the times of 
 Groups whose sizes only the device knows are taken to spread around their mean as random choices do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import lru_cache

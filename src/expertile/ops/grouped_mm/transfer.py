@@ -14,8 +14,6 @@ least (`tuned.loose_key`). Where there is none it was screened out, so it was sl
 penalty. Only a neighbour that was measured before one of the candidate's flags existed says nothing of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

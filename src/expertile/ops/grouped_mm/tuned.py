@@ -6,8 +6,6 @@ Those that are missing were slower in a first screening, or were expected to be.
 memory order or another spread of rows.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -95,7 +93,7 @@ class Features:
             _BYTES * log2(self.elements),
         )
 
-    def distance(self, other: Features) -> float:
+    def distance(self, other: "Features") -> float:
         """0 for the same; inf where layout or dtype differ."""
         if self.layout != other.layout or self.dtype != other.dtype:
             return math.inf
@@ -265,7 +263,7 @@ class Table:
         return "\n".join([*lines, ",\n".join(rows), "]}"]) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> Table:
+    def from_json(text: str) -> "Table":
         """The inverse of `to_json`. Raises ValueError for another version or a damaged table."""
         try:
             data = json.loads(text)

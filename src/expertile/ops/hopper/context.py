@@ -1,7 +1,5 @@
 """What every partition of a warp-specialised kernel is handed: one aggregate, made from the annotations of a class."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from itertools import chain

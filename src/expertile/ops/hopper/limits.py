@@ -1,7 +1,5 @@
 """What TMA and the Hopper kernels can take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ have just been written, and the output written. Queued as a programmatic depende
 is stored.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -1,7 +1,5 @@
 """Tensors as TMA descriptors see them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +24,7 @@ class Blocks:
     plain: bool = False
 
     @property
-    def form(self) -> Blocks:
+    def form(self) -> "Blocks":
         """What a kernel is compiled for: the same of any tensor's."""
         pitches = (*(16 * 2 ** (len(self.box) - 1 - i) for i in range(len(self.box) - 1)), 1)
         return Blocks(self.box, pitches, self.box, self.plain)

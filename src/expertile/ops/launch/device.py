@@ -1,7 +1,5 @@
 """The device of a tensor: its number of SMs, what it can do, and which tensors the Triton kernels serve."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache

@@ -8,8 +8,6 @@ and `scalars`, and constants. What shapes alone decide is planned once (`plan`),
 `Machine.clusters` is False.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

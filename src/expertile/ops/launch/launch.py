@@ -11,8 +11,6 @@ profiler's hooks, the interpreter and versions of Triton whose C launcher is not
 own launcher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -4,8 +4,6 @@ Both libraries are those that torch brings; ctypes calls them, so that nothing e
 parameters are `TensorMap` values, addresses and integers.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

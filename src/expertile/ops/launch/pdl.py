@@ -1,7 +1,5 @@
 """Programmatic dependent launch: a kernel that is launched before the one ahead of it is done."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

@@ -1,7 +1,5 @@
 """What a kernel is compiled for, as one parameter: a NamedTuple of constants, which Triton hands on as a bare tuple."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

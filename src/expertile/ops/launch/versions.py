@@ -17,8 +17,6 @@ At launches:
 - `launcher`, `encode_descriptor`: the C functions behind Triton's own launch.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Sequence

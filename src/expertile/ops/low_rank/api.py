@@ -11,8 +11,6 @@ two. On a GPU one Triton kernel each; elsewhere, and under torch.compile, torch 
 differentiable.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ writes the result. The Gluon kernels for sm_90 take such a second pair where K i
 `product` adds it in a pass of its own, and the others say None.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

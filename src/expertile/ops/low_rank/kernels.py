@@ -5,8 +5,6 @@ limits them: time ≥ bytes / bandwidth. Rows lie in expert order; a program has
 `offs` as the persistent products do. Row and column sums are made by one program each, in a fixed order.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -11,8 +11,6 @@ the same bytes, so no kernel can win by fusing this one operation. What is left 
 Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test suite and results", Supercomputing 1988.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

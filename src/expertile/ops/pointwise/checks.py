@@ -1,7 +1,5 @@
 """Which tensors `add_scalar` and `laplacian` take."""
 
-from __future__ import annotations
-
 import torch
 
 from expertile.ops.launch.device import FORMULA_DTYPES

@@ -22,8 +22,6 @@ rows shared with the programs above and below come from L2. The grid of the inte
 one of the two is not moved 16 bytes at a time; nor are rows whose length is no multiple of 16 bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

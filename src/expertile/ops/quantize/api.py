@@ -20,8 +20,6 @@ memory limits all of them, time >= bytes / bandwidth. Triton, from compute capab
 e4m3; plain torch elsewhere.
 """
 
-from __future__ import annotations
-
 from typing import Any, overload
 
 import torch

@@ -1,7 +1,5 @@
 """Triton kernels of the FP8 quantisers: what a program loads, and how a block gets its scale; see numbers.py."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -1,7 +1,5 @@
 """Host side of the FP8 quantisers' kernels: outputs, configs, launches; quantize.py checks dtypes and shapes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import gcd, prod
 

@@ -14,8 +14,6 @@ Dividing each element so would cost more than memory does; a block is divided fo
    to a few units in the last place, and its own rounding decides what lies on a tie.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice

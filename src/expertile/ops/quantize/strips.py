@@ -3,8 +3,6 @@
 The quotients are those of a division by the scale, to the bit, at the price of a product: see `divided`.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import libdevice

@@ -14,8 +14,6 @@ several tiles brings the next by cp.async while it quantises one. Scales are col
 kind lie side by side. docs/notes/quantised.md has the times.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy

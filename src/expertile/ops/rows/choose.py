@@ -7,8 +7,6 @@ measurements on an H200. `resident` stands where ptxas 13.4 takes more registers
 fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache

@@ -12,8 +12,6 @@ exchange between. Those were sent after a reduction over all warps, hence after 
 may leave after its last `wait`: nothing more is on its way to it.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

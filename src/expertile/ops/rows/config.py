@@ -5,8 +5,6 @@ block cluster. A slice is cut into pieces of `block_cols` elements, which its CT
 to the only write. A streamed row does not stay: it is read twice, the second time from L2 as far as that reaches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple

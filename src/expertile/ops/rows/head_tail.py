@@ -10,8 +10,6 @@ Head and tail, the ends, stand upright: [2 * VECTOR, BLOCK_R], rows side by side
 16 bytes side by side, and two threads of a warp would do all the work.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

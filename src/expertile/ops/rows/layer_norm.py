@@ -15,8 +15,6 @@ The sums over rows stay in registers of few programs that stride over the rows. 
 float32, are added by a second kernel in a fixed order: no atomics, and the same bits in every run on one GPU.
 """
 
-from __future__ import annotations
-
 import torch
 
 from expertile.ops.rows.config import RowConfig

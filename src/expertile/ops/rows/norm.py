@@ -1,7 +1,5 @@
 """Host side of the norm kernels: outputs, configs, launches. Tensors are 2-D rows with unit stride."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import gcd
 

@@ -1,8 +1,6 @@
 """Layer norm and RMS norm as torch sees them: eager autograd, the operators expertile::row_norm and
 expertile::row_norm_backward for torch.compile, and the same in plain torch for tensors on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

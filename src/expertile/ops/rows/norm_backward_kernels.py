@@ -2,8 +2,6 @@
 sums over rows have no atomics: every program adds up its own rows in registers, always in the same order, and
 `sum_partials_kernel` adds up the programs."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -5,8 +5,6 @@ second pass over the registers, padding lanes left out; slices of a row are join
 LeVeque, "Algorithms for computing the sample variance", 1983), never as E[x^2] - E[x]^2.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import triton

@@ -6,8 +6,6 @@ whole vectors (choose.py), which reads shared memory once and not twice.
 A launch is planned once for its shape and dtype, the kernel compiled once for its config and dtype; after that a call
 costs two look-ups and the driver's launch (see launch/launch.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

@@ -11,8 +11,6 @@ float32 inside. The kernels and their limits are layer norm's (layer_norm.py), w
 2 * R * C * itemsize bytes (twice that with a residual), backward 3 * R * C * itemsize; memory limits both.
 """
 
-from __future__ import annotations
-
 import torch
 
 from expertile.ops.rows.config import RowConfig

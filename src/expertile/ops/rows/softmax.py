@@ -9,8 +9,6 @@ up to 8 CTAs, or in shared memory if it starts anywhere in a 16-byte word (ring.
 without clusters, are read twice, the second time from L2 as far as it reaches.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triton kernels of softmax over rows; see softmax.py for what they compute and what limits them."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -2,8 +2,6 @@
 only one, or every so many, if the program stays on its SM. Rows that are read or written once pass through L2 plainly:
 docs/notes/rows.md has what marking them cost."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import triton

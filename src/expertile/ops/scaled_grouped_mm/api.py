@@ -2,8 +2,6 @@
 `weight_only_mm.fp8`. And expertile::scaled_grouped_mm as a torch operator: what torch.compile, FakeTensor and opcheck
 see."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

@@ -21,8 +21,6 @@ every group to begin on a multiple of 128, so that no block of scales lies in tw
 writes such operands, zeros behind each group, together with their `offs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -97,7 +95,7 @@ class ScaledProblem(Problem):
         bias: torch.Tensor | None = None,
         out_dtype: torch.dtype = torch.bfloat16,
         check: bool = False,
-    ) -> ScaledProblem:
+    ) -> "ScaledProblem":
         """Validate the operands of `scaled_grouped_mm` and describe them.
 
         Raises ValueError naming the argument, what was expected and what came. Values of `offs` and of the scales are
@@ -127,7 +125,7 @@ class ScaledProblem(Problem):
         offs_fields: tuple[Any, ...] | None,
         bias_fields: tuple[Any, ...] | None,
         out_dtype: torch.dtype,
-    ) -> ScaledProblem:
+    ) -> "ScaledProblem":
         """`of` what is `described`, and so without values."""
         a, b, scale_a, scale_b = descriptions(a_fields, b_fields, scale_a_fields, scale_b_fields)
         offs, bias = descriptions(offs_fields, bias_fields)

@@ -1,7 +1,5 @@
 """The definition of right: one float32 (or float64) product of dequantised operands per group, in a loop."""
 
-from __future__ import annotations
-
 import torch
 
 from expertile.formats.fp8 import dequantize

@@ -5,8 +5,6 @@ The weights are not trainable. da[rows of g] = dout[rows of g] @ ŵ[g] is a grou
 to a's dtype, a range of K after the other: as many of its columns as take `_RANGE_BYTES` for all experts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -4,8 +4,6 @@ Computed in float32 and rounded once, as `dequantize` of the weight's class, bit
 and two written for every value; that is what limits it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

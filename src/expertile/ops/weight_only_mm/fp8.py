@@ -3,8 +3,6 @@
 Its torch operator, expertile::fp8_weight_only_mm, has no gradient, as that of `scaled_grouped_mm`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

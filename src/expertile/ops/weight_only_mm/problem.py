@@ -11,8 +11,6 @@ Or a [M_tot, K] float8_e4m3fn with float32 scale_a, one for each 1×128 [M_tot, 
 else is asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -52,7 +50,7 @@ class DescribedWeight(NamedTuple):
     k: int
 
     @staticmethod
-    def of(w: QuantizedWeight) -> DescribedWeight:
+    def of(w: QuantizedWeight) -> "DescribedWeight":
         packed, scales, zeros, *_ = w.parts
         return DescribedWeight(described(packed), described(scales), described(zeros), *w.parts[3:])
 
@@ -120,7 +118,7 @@ class WeightOnlyProblem(Problem):
         out_dtype: torch.dtype | None = None,
         check: bool = False,
         scale_a: torch.Tensor | None = None,
-    ) -> WeightOnlyProblem:
+    ) -> "WeightOnlyProblem":
         """Validate the operands of `weight_only_mm` and describe them.
 
         Raises ValueError naming the argument, what was expected and what came. Values of `offs`, scales and zeros are
@@ -148,7 +146,7 @@ class WeightOnlyProblem(Problem):
         bias_fields: tuple[Any, ...] | None,
         out_dtype: torch.dtype | None,
         scale_a_fields: tuple[Any, ...] | None = None,
-    ) -> WeightOnlyProblem:
+    ) -> "WeightOnlyProblem":
         """`of` what is `described`, and so without values. The weight's own fields fit together (its class)."""
         a, packed, scales, zeros = descriptions(a_fields, w.packed, w.scales, w.zeros)
         offs, bias, scale_a = descriptions(offs_fields, bias_fields, scale_a_fields)

@@ -4,8 +4,6 @@ Masked and shifted, a 32-bit register has two codes with the sign at bit 15 and 
 half. That is the value / 2^126 as a bfloat16, and, with the three bits at 11 to 9, the value / 2^14 as a float16.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -6,8 +6,6 @@ exactly. A word's nibbles are 16 bits apart where their values are neighbours in
 mask finds the two of one register of a matrix product's operand, and the four registers of a word are one lane's.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """gluon_gather without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

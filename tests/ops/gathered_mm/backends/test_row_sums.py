@@ -1,7 +1,5 @@
 """The sum of row sums, on the CPU through Triton's interpreter."""
 
-from __future__ import annotations
-
 from tests.support import interpreter
 
 if not interpreter.active():

@@ -1,8 +1,6 @@
 """The Triton kernels compile for GPUs that need not be here: they fit, do not spill, load whole vectors, use the tensor
 cores; ptxas has nothing to warn of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

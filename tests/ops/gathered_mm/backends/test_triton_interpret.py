@@ -1,7 +1,5 @@
 """composed and triton_gather over the shared case table, on the CPU through Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import interpreter

@@ -1,8 +1,6 @@
 """cuBLAS's arguments, executed for real: a stand-in for `gemm_grouped_batched_ex` reads the arrays through their
 addresses, checks what cuBLAS's documentation demands of them and computes the column-major products in memory."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """gluon_hopper without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

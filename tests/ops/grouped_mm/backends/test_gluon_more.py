@@ -1,8 +1,6 @@
 """gluon_hopper with a second pair of operands, as adapters have: numbers and synchronisation in the emulator, and what
 it compiles to. A case's last columns of K are the second pair's."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

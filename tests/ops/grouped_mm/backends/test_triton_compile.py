@@ -1,8 +1,6 @@
 """Every Triton kernel and config compiles for GPUs that need not be here: it fits, does not spill, uses the units it is
 meant for, and ptxas has nothing to warn of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """cuda_fp8 without a GPU: what it accepts, what it compiles to, its order of tiles, and its numbers on the host."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """gluon_fp8 without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """triton_fp8, with every config, compiles for GPUs that need not be here: it fits, does not spill, multiplies FP8."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """triton_fp8 over the shared case table, on the CPU through Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import interpreter

@@ -1,7 +1,5 @@
 """The order of gluon_int4's configs: tiles follow the rows, known and unknown, and a recorded run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

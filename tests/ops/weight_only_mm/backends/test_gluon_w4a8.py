@@ -1,7 +1,5 @@
 """gluon_w4a8 without a GPU: what it accepts, what it compiles to, its numbers and synchronisation in an emulator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """triton_int4 compiles for GPUs that need not be here: it fits, does not spill, and unpacks into registers, which it
 leaves alone until they have been multiplied."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

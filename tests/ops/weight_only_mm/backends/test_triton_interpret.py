@@ -1,7 +1,5 @@
 """triton_int4 over the shared case table, on the CPU through Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import interpreter

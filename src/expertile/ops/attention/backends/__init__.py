@@ -1,7 +1,5 @@
 """Every way to compute attention, in one tuple."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from expertile.ops.attention import reference

@@ -11,8 +11,6 @@ gain more than 1 %. Between two lengths the change lies at their geometric mean.
 - dQ: blocks of 128 keys from 1024 on (D = 128) or everywhere (D = 64); products are queued ahead where loops are long.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Row statistics that both backwards start from: -LSE / scale and -delta, each sequence's rows padded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -10,8 +10,6 @@ compute S and dP, and nothing is added atomically.
 Strides are (batch, head, row); those of row statistics (batch, head).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import triton

@@ -6,8 +6,6 @@ leaves by TMA, whose boxes end where packed sequences end. Nothing is read on th
 graphs follow new lengths. docs/notes/attention.md says what limits them.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache, partial
 from typing import Any

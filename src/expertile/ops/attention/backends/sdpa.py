@@ -7,8 +7,6 @@ the bottom right, as this package does; SDPA's `is_causal` aligns them at the to
 front end refuses FlashAttention 2, and cuDNN is not used here.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ power of two), packed sequences, grouped-query heads. Limited by the tensor core
 on Hopper: its products wait for each other there, as Triton's pipeliner does not run softmax beside them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What the kernels for sm_90a that gather can take."""
 
-from __future__ import annotations
-
 import torch
 
 from expertile.device import Device

@@ -1,7 +1,5 @@
 """The kernels of `triton_gather`: one for products of ragged rows, with three epilogues, one for weight gradients."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

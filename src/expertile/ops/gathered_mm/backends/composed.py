@@ -11,8 +11,6 @@ Limits: the products are compute-bound and run at `grouped_mm`'s rate; the passe
 and nothing overlaps them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any

@@ -14,8 +14,6 @@ barrier of the whole program. There a wide tile's epilogue stands between two ti
 from L2 twice as often. Limits: the tensor cores and the power they draw.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -10,8 +10,6 @@ What Gluon lacked (`gluon_gather`): a thread asks for its step's row numbers onc
 results leave turned (stmatrix.trans) where the gathered operand is b. Limits: the tensor cores and the power they draw.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from functools import lru_cache

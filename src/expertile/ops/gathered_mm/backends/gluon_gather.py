@@ -13,8 +13,6 @@ groups; HBM for small ones, where each expert's weights are read once. See `_glu
 on the chip.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache

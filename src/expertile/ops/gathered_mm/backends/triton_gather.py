@@ -14,8 +14,6 @@ as `grouped_mm`'s triton_pointer: cp.async through addresses in registers, about
 expert are limited by the bytes of b.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any

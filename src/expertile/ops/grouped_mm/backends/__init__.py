@@ -3,8 +3,6 @@
 A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from expertile.ops.backend import named

@@ -1,7 +1,5 @@
 """Host side of the `gluon_hopper` backend: TMA descriptors of one problem, and the launch."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

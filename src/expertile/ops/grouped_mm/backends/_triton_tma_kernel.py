@@ -1,7 +1,5 @@
 """Device code of the `triton_tma` backend: products of tiles that descriptors load and, where they can, store."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -16,8 +16,6 @@ Bytes moved: the algorithmic minimum. What limits it: cuBLAS picks its kernel fr
 its grouped kernels reach less of the tensor cores than its plain ones.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ the power they draw) for large groups; HBM for small ones, where each group's we
 for how the work is laid out on the chip.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial

@@ -14,8 +14,6 @@ On a CPU `RowByRow` makes rows that do not depend on their batch: one `torch.mv`
 the same shape, strides and alignment, as BLAS libraries choose the order of a sum by those. Far slower.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

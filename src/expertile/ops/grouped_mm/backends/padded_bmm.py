@@ -9,8 +9,6 @@ Bytes moved, equal groups: the algorithmic minimum. Else, besides: rows x (2K + 
 G x L instead of `rows` in the product, in FLOPs as well. What limits it: the longest group.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import pad
 

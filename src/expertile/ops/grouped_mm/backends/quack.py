@@ -17,8 +17,6 @@ how its authors race it. Without, it takes one fixed configuration (tile 128x192
 which suits callers whose row counts change from step to step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from importlib import util

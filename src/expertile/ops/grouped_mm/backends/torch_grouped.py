@@ -17,8 +17,6 @@ PyTorch has no `out=` for it: with `out` given the result is copied there, and a
 the rows of its result to 16 bytes. Rows past the last group hold whatever the allocator returned.
 """
 
-from __future__ import annotations
-
 import torch
 
 from expertile.device import Device

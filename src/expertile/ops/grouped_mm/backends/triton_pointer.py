@@ -18,8 +18,6 @@ that TMA does not: about 0.6 of the peak on Hopper. Small groups are limited by 
 float32 without TF32 has no tensor cores and runs on FMA units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache

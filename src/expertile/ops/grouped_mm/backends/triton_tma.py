@@ -19,8 +19,6 @@ order of `persistent.py`. Limits: wgmma's rate while K is long; the start and en
 it is short (`flatten` lets the next tile's loads start during the epilogue); bytes of b for groups of few rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

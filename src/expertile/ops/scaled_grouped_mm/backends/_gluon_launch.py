@@ -1,7 +1,5 @@
 """Host side of the `gluon_fp8` backend: TMA descriptors of one problem, the launch, and the sum of a split K."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -16,8 +16,6 @@ of 4). Others are copied into that order first, by a kernel of its own.
 Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the work is laid out on the chip.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from dataclasses import dataclass, replace

@@ -15,8 +15,6 @@ read once; and where there are fewer tiles than multiprocessors, latency: `split
 `_gluon_kernel` for how the work is laid out on the chip.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial

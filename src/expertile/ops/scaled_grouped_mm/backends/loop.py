@@ -8,8 +8,6 @@ copies written and read. What limits it: float32 products and G launches, one af
 group sizes.
 """
 
-from __future__ import annotations
-
 import torch
 
 from expertile.formats.fp8 import dequantize

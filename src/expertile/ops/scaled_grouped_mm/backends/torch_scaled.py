@@ -13,8 +13,6 @@ The tensor cores' partial sums are promoted to float32 (`use_fast_accum=False`).
 the result is copied there.
 """
 
-from __future__ import annotations
-
 import torch
 
 from expertile.device import Device

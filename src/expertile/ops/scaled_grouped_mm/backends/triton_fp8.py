@@ -16,8 +16,6 @@ promotion stands between the products of one tile and the next ones, so the tens
 program shares the multiprocessor.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

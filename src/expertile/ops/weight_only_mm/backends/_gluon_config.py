@@ -9,8 +9,6 @@ or those of one that has favourites, so that groups stay empty. A config's rank 
 the config that is best for one of these routings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What `gluon_int4` and `gluon_w4a8` share on the host: what they refuse, the options of a launch, and a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -12,8 +12,6 @@ stay as they come and a's rows follow them, read by ldmatrix: Triton gives a lan
 word of four comes from a join, and would otherwise send unpacked values through shared memory.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

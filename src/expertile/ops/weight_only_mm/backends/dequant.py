@@ -9,8 +9,6 @@ and 2·G·N·K bytes of memory while it runs. Many rows per group pay that off: 
 `grouped_mm`'s, with nothing to unpack between its matrix instructions.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import torch

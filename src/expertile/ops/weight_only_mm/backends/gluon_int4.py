@@ -18,8 +18,6 @@ tensor cores for long ones; and latency where there are fewer tiles than multipr
 a tile. See `_gluon_kernel` for how the work is laid out on the chip.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -12,8 +12,6 @@ Limits: HBM for short groups, the tensor cores and the power they draw for long 
 of a reads 40 bytes through L2 for every clock of the tensor cores.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -7,8 +7,6 @@ float32 copies written and read. What limits it: float32 products and a few laun
 group sizes.
 """
 
-from __future__ import annotations
-
 import torch
 
 from expertile.ops.backend import NoConfig

@@ -15,8 +15,6 @@ Bytes: a (tiles of a group share it in L2) and out once, the packed weights and 
 rows are limited by those bytes; many by the unpacking, which every BLOCK_M rows pay for again, and by the tensor cores.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
