@@ -10,38 +10,18 @@ from typer.core import TyperCommand, TyperGroup
 
 from expertile.version import __version__, commit
 
-# Name: (module in expertile.cli, its line in the overview, which is the first of its docstring).
+# Each by name, with its line in the overview, the first of its docstring.
 COMMANDS = {
-    "doctor": (
-        "doctor",
-        "What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't.",
-    ),
-    "bench": (
-        "bench",
-        "Measure workloads: every backend is checked against a float32 reference, then all are timed in turns.",
-    ),
-    "explain": (
-        "explain",
-        "One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.",
-    ),
-    "audit": (
-        "audit",
-        "Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails.",
-    ),
-    "compare": ("records", "Faster, slower or tie, with confidence; exit code 1 on a regression."),
-    "tune": (
-        "tune",
-        'Measure every backend and config on many problems, and write the table that backend="auto" reads.',
-    ),
-    "report": (
-        "records",
-        "Verdict, table and HTML report from records; of the shipped ones an index with a page for each run.",
-    ),
-    "impact": (
-        "impact",
-        "Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown.",
-    ),
+    "doctor": "What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't.",
+    "bench": "Measure workloads: every backend is checked against a float32 reference, then all are timed in turns.",
+    "explain": "One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.",
+    "audit": "Check somebody's benchmark report against arithmetic and hardware limits; exit 1 if a claim fails.",
+    "compare": "Faster, slower or tie, with confidence; exit code 1 on a regression.",
+    "tune": 'Measure every backend and config on many problems, and write the table that backend="auto" reads.',
+    "report": "Verdict, table and HTML report from records; of the shipped ones an index with a page for each run.",
+    "impact": "Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown.",
 }
+_READERS = ("compare", "report")  # in `records`; any other command in a module of its name
 _LOOK: dict[str, Any] = {
     "pretty_exceptions_show_locals": False,
     "add_completion": False,
@@ -70,10 +50,15 @@ class _Commands(_Plain, TyperGroup):
         return name, known and _command(str(name)), rest
 
 
+def function(name: str) -> Any:
+    """What a command calls."""
+    return getattr(import_module(f"expertile.cli.{'records' if name in _READERS else name}"), name)
+
+
 def _command(name: str) -> Any:
     """The command itself, with its options."""
     alone = typer.Typer(**_LOOK)
-    alone.command(name, cls=_OneCommand)(getattr(import_module(f"expertile.cli.{COMMANDS[name][0]}"), name))
+    alone.command(name, cls=_OneCommand)(function(name))
     return typer.main.get_command(alone)
 
 
@@ -103,5 +88,5 @@ def _options(
         print(ctx.get_help())
 
 
-for _name, (_, _line) in COMMANDS.items():
+for _name, _line in COMMANDS.items():
     app.command(_name, help=_line)(lambda: None)

@@ -43,7 +43,7 @@ def bench(
         typer.Option(
             help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.", autocompletion=presets
         ),
-    ] = [],  # noqa: B006
+    ] = [],
     config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
     definition: Annotated[
         Path | None,
@@ -51,12 +51,12 @@ def bench(
     ] = None,
     backend: Annotated[
         list[str], typer.Option(help="Only these backends (again for more).", autocompletion=rivals)
-    ] = [],  # noqa: B006
-    skip: Annotated[list[str], typer.Option(help="All backends but these.", autocompletion=rivals)] = [],  # noqa: B006
+    ] = [],
+    skip: Annotated[list[str], typer.Option(help="All backends but these.", autocompletion=rivals)] = [],
     only: Annotated[
         list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
-    ] = [],  # noqa: B006
-    candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],  # noqa: B006
+    ] = [],
+    candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],
     timeout: Annotated[
         float, typer.Option(help="Seconds that a candidate has for the checks of a workload before it counts as hung.")
     ] = 180.0,
@@ -64,7 +64,7 @@ def bench(
     routing: Annotated[
         str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
     ] = "",
-    tokens: Annotated[list[int], typer.Option(help="Tokens (preset models; again for more).")] = [],  # noqa: B006
+    tokens: Annotated[list[int], typer.Option(help="Tokens (preset models; again for more).")] = [],
     batch: Annotated[int | None, typer.Option(help="Sequences (preset models).")] = None,
     seq: Annotated[int | None, typer.Option(help="Tokens of each sequence (preset models).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the routing.", min=0)] = None,

@@ -34,7 +34,7 @@ def compare(
     ] = None,
     only: Annotated[
         list[str], typer.Option(help="With --history: workloads whose names match, 'models/*' (again for more).")
-    ] = [],  # noqa: B006
+    ] = [],
     out: Annotated[Path | None, typer.Option(help="With --history: an HTML file with a chart for each.")] = None,
     min_effect: Annotated[float, typer.Option(help="Smallest change that counts, as a share.")] = 0.03,
     ties: Annotated[bool, typer.Option(help="List ties as well.")] = True,

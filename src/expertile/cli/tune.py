@@ -32,7 +32,7 @@ def tune(
     ] = "",
     backend: Annotated[
         list[str], typer.Option(help="Only these backends (again for more).", autocompletion=backends)
-    ] = [],  # noqa: B006
+    ] = [],
     problems: Annotated[
         int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)
     ] = 0,
@@ -46,7 +46,7 @@ def tune(
     ] = None,
     from_records: Annotated[
         list[Path], typer.Option(help="Measure nothing: make the table from these record files.")
-    ] = [],  # noqa: B006
+    ] = [],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure every backend and config on many problems, and write the table that backend="auto" reads."""
