@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,20 @@ def traced(x: torch.Tensor) -> bool:
     """Whether x must go to a registered operator: a compiler, a tensor subclass, torch.func or the meta device looks
     on, and there is no memory that a kernel could read."""
     return is_compiling() or type(x) not in PLAIN or _transforms_active() or x.is_meta
+
+
+def no_options(**given: Any) -> None:
+    """What is `traced` takes none of these options: ValueError for one that is neither None nor False."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name}: expected None or False under torch.compile, got another value")
+
+
+def require_tensors(optional: Mapping[str, object], **required: object) -> None:
+    """ValueError, with its name, for what is no tensor; those of `optional` may be None."""
+    for name, x in (required | dict(optional)).items():
+        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
 def graph_is_kept() -> bool:

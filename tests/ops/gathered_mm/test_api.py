@@ -200,7 +200,7 @@ def good(**changes):
     "changes, message",
     [
         ({"x": None}, "x: expected a torch.Tensor, got NoneType"),
-        ({"rows": [1]}, "rows: expected a torch.Tensor or None, got list"),
+        ({"rows": [1]}, "rows: expected a torch.Tensor, got list"),
         ({"offs": None}, "offs: expected a torch.Tensor, got NoneType"),
         ({"x": lambda x: x[0]}, r"x: expected 2 dimensions, got shape \[12\]"),
         ({"b": lambda b: b[0]}, r"b: expected 3 dimensions, got shape \[12, 10\]"),

@@ -7,7 +7,7 @@ import torch
 from expertile.ops.backend import Request
 from expertile.ops.gathered_mm import op
 from expertile.ops.gathered_mm.run import backward, gated, mm, wgrad
-from expertile.ops.torch_op import traced
+from expertile.ops.torch_op import no_options, require_tensors, traced
 
 
 def gathered_mm(
@@ -39,8 +39,9 @@ def gathered_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
-    _require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
-    if _traced(x, config):
+    require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
+    if traced(x):
+        no_options(config=config)
         return op.call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return op.differentiable_mm(x, b, rows, offs, bias, Request(backend, config))
@@ -81,8 +82,9 @@ def gathered_gated_mm(
     Raises:
         ValueError: as `gathered_mm`.
     """
-    _require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
-    if _traced(x, config, batch_invariant):
+    require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
+    if traced(x):
+        no_options(config=config, batch_invariant=batch_invariant)
         act, pre = op.call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
     request = Request(backend, config, batch_invariant)
@@ -130,8 +132,9 @@ def gated_backward_mm(
     Raises:
         ValueError: as `gathered_mm`.
     """
-    _require_tensors({"rows": rows}, dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
-    if _traced(dy, config, batch_invariant):
+    require_tensors({"rows": rows}, dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
+    if traced(dy):
+        no_options(config=config, batch_invariant=batch_invariant)
         return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
     request = Request(backend, config, batch_invariant)
     return backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, request, overwrite_pre)
@@ -162,25 +165,8 @@ def gathered_wgrad(
     Raises:
         ValueError: as `gathered_mm`.
     """
-    _require_tensors({"rows": rows}, x=x, d=d, offs=offs)
-    if _traced(x, config):
+    require_tensors({"rows": rows}, x=x, d=d, offs=offs)
+    if traced(x):
+        no_options(config=config)
         return op.call_wgrad(x, rows, d, offs, gather_b, backend)
     return wgrad(x, rows, d, offs, gather_b, Request(backend, config))
-
-
-def _require_tensors(optional: dict[str, Any], **required: Any) -> None:
-    for name, x in (required | optional).items():
-        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
-            also = "" if name in required else " or None"
-            raise ValueError(f"{name}: expected a torch.Tensor{also}, got {type(x).__name__}")
-
-
-def _traced(x: torch.Tensor, config: Any, batch_invariant: bool = False) -> bool:
-    """Whether a compiler or a tensor subclass wants to see an operator."""
-    if not traced(x):
-        return False
-    if config is not None:
-        raise ValueError("config: expected None under torch.compile, got another value")
-    if batch_invariant:
-        raise ValueError("batch_invariant: expected False under torch.compile, got True")
-    return True

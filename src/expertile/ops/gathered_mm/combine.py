@@ -22,7 +22,7 @@ from expertile.ops.gathered_mm.pointwise import column_block
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, no_options, require_tensors, traced
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,7 @@ def combine(
     """
     _check(y, positions, weights)
     if traced(y):
-        if config is not None:
-            raise ValueError("config: expected None under torch.compile, got a config")
+        no_options(config=config)
         return _call(y, positions, weights)
     if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
         return _differentiable(y, positions, weights, config)
@@ -299,11 +298,10 @@ def combine(
 
 
 def _check(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> None:
+    require_tensors({"weights": weights}, y=y, positions=positions)
     for name, x in (("y", y), ("positions", positions), ("weights", weights)):
-        if x is None and name == "weights":
+        if x is None:
             continue
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
         if x.dim() != 2:
             raise ValueError(f"{name}: expected 2 dimensions, got shape {list(x.shape)}")
         if x.device != y.device:

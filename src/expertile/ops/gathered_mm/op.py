@@ -17,7 +17,7 @@ from expertile.ops.backend import Request, by_backend
 from expertile.ops.gathered_mm import run
 from expertile.ops.gathered_mm.sum_rows import sum_rows
 from expertile.ops.grouped_mm.api import grouped_mm, operator
-from expertile.ops.grouped_mm.autograd import bias_gradient
+from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of
 
@@ -94,8 +94,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """(dx, db, dbias) for `grad` [R, N] in the places of x, b and bias. In torch operators, all deterministic."""
     x, b, rows, offs, bias = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
-    grad = (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(x.dtype)
+    grad = laid_out(grad, x.dtype)
     dx = db = dbias = None
     if needs[0]:
         dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto", False)

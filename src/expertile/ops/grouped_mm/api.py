@@ -19,7 +19,7 @@ from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising,
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.measure import MEASURE, winner
-from expertile.ops.torch_op import Placements, define, traced
+from expertile.ops.torch_op import Placements, define, no_options, require_tensors, traced
 
 
 def grouped_mm(
@@ -40,15 +40,14 @@ def grouped_mm(
     if batch_invariant and isinstance(b, torch.Tensor) and b.dim() == 2:
         raise ValueError("batch_invariant: expected False unless b is 3-D and rows of a are tokens, got a 2-D b")
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or bias is not None:
-        _require_tensors(a=a, b=b, bias=bias)
+        require_tensors({"bias": bias}, a=a, b=b)
     kind = "cuda" if a.is_cuda else a.device.type
     if out is not None or accumulate:
         out_dtype = _given_out(a, b, bias, out, accumulate, out_dtype)
     if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
     if traced(a):
-        if config is not None or check:
-            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        no_options(config=config, check=check)
         if a.is_meta:  # no value to look at, but the shapes
             Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
         return operator(a, b, offs, bias, out_dtype, backend, batch_invariant)
@@ -79,12 +78,6 @@ def explain(
     """
     problem = Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
     return explain_problem(problem, _device(a.device.type, a.device.index))
-
-
-def _require_tensors(**arguments: Any) -> None:
-    for name, x in arguments.items():
-        if not isinstance(x, torch.Tensor) and (x is not None or name != "bias"):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
 def _given_out(

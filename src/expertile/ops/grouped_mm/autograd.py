@@ -37,9 +37,7 @@ def gradients(
     `product(a, b, offs=…, out_dtype=…)` computes grouped products; `over_rows`, if given, those that are sums over rows
     and can't be batch-invariant. Rows and columns past offs[-1] get zero gradient.
     """
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
-    grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
-    grad = grad.to(a.dtype)
+    grad = laid_out(grad, a.dtype)
     da = db = dbias = None
     over_rows = product if over_rows is None else over_rows
     if needs[0]:
@@ -54,6 +52,12 @@ def gradients(
     if needs[2] and bias is not None:
         dbias = bias_gradient(over_rows, grad, offs, bias)
     return da, db, dbias
+
+
+def laid_out(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`grad` in `dtype`, in memory: out.sum().backward() hands over an expanded scalar, with strides of 0, which no
+    copy engine takes."""
+    return (grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()).to(dtype)
 
 
 def bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:

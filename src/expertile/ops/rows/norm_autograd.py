@@ -10,7 +10,7 @@ import torch
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.rows import norm as kernels
 from expertile.ops.rows.config import RowConfig, check_input
-from expertile.ops.torch_op import define, differentiable_eagerly, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
 
 Optional = torch.Tensor | None
 
@@ -35,8 +35,7 @@ def normalize(
         _check_residual(residual, x)
     weight, bias = _checked_vector("weight", weight, x, cols), _checked_vector("bias", bias, x, cols)
     if traced(x):
-        if config is not None or backward_config is not None:
-            raise ValueError("config, backward_config: expected None under torch.compile, got a config")
+        no_options(config=config, backward_config=backward_config)
         y, total, mean, rstd = _call_row_norm(x, residual, weight, bias, eps, centered)
         return y, None if residual is None else total, mean if centered else None, rstd
     needs = torch.is_grad_enabled() and (

@@ -26,7 +26,7 @@ from expertile.ops.rows.softmax_kernels import (
     softmax_kernel,
     softmax_streamed_kernel,
 )
-from expertile.ops.torch_op import define, differentiable_eagerly, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
 
 
 def on_rows(inputs: tuple[torch.Tensor, ...], config: RowConfig | None = None) -> torch.Tensor:
@@ -144,8 +144,7 @@ def softmax(
         moved = x.movedim(dim, -1)
         return softmax(moved, config=config, backward_config=backward_config).movedim(-1, dim)
     if traced(x):
-        if config is not None or backward_config is not None:
-            raise ValueError("config, backward_config: expected None under torch.compile, got a config")
+        no_options(config=config, backward_config=backward_config)
         return _call_softmax(x)
     if x.requires_grad and torch.is_grad_enabled():
         return _differentiable_softmax(x, config, backward_config)

@@ -16,7 +16,7 @@ from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, by_name, cuda_fp8
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, ScaledProblem
-from expertile.ops.torch_op import define, traced
+from expertile.ops.torch_op import define, no_options, require_tensors, traced
 from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
 
@@ -75,17 +75,14 @@ def scaled_grouped_mm(
     if four_bits and scale_b is not None:
         raise ValueError(f"scale_b: expected None with an {type(b).__name__}, which has its own, got a value")
     required = {"a": a, "scale_a": scale_a} if four_bits else {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
-    for name, x in (required | {"offs": offs, "bias": bias}).items():
-        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    require_tensors({"offs": offs, "bias": bias}, **required)
     if isinstance(b, AnyQuantizedWeight):
         return fp8_weight_only_mm(
             a, b, scale_a, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check
         )
     assert scale_b is not None
     if traced(a):
-        if config is not None or check:
-            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        no_options(config=config, check=check)
         return operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
     return forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=request, check=check)

@@ -20,10 +20,10 @@ from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Estimate, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
 from expertile.ops.grouped_mm.api import operator as grouped_operator
-from expertile.ops.grouped_mm.autograd import bias_gradient
+from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.torch_op import define, differentiable_eagerly, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, no_options, require_tensors, traced
 from expertile.ops.weight_only_mm import dequantize
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
 from expertile.ops.weight_only_mm.problem import Backend, DescribedWeight, Operands, WeightOnlyProblem
@@ -72,17 +72,14 @@ def weight_only_mm(
     """
     if not isinstance(w, AnyQuantizedWeight):
         raise ValueError(f"w: expected an {NAMES}, got {type(w).__name__}")
-    for name, x in (("a", a), ("offs", offs), ("bias", bias)):
-        if not isinstance(x, torch.Tensor) and (x is not None or name == "a"):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    require_tensors({"offs": offs, "bias": bias}, a=a)
     if w.scales.requires_grad or (w.zeros is not None and w.zeros.requires_grad):
         raise ValueError("w: expected weights that need no gradient, got scales or zeros with requires_grad")
     if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
         scales = w.scales.dtype
         a = a.to(scales if scales.is_floating_point else torch.get_autocast_dtype(a.device.type))
     if traced(a):
-        if config is not None or check:
-            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        no_options(config=config, check=check)
         return operator(a, *w.parts, offs, bias, out_dtype, backend)
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True)
@@ -182,9 +179,7 @@ def activation_gradient(grad: torch.Tensor, w: QuantizedWeight, offs: torch.Tens
 def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     packed, scales, zeros, offs, bias = ctx.saved_tensors
     needs_a, *between, needs_bias, _, _ = ctx.needs_input_grad
-    # out.sum().backward() hands over an expanded scalar: strides of 0, which no copy engine takes.
-    grad = grad if 0 not in grad.stride() or grad.numel() == 0 else grad.contiguous()
-    grad = grad.to(ctx.dtype)
+    grad = laid_out(grad, ctx.dtype)
     da = dbias = None
     if needs_a:
         da = activation_gradient(grad, weight_of(packed, scales, zeros, *ctx.kind), offs)

@@ -10,7 +10,7 @@ import torch
 from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import weight_of
 from expertile.ops.backend import AUTO, Request, by_backend
-from expertile.ops.torch_op import define, traced
+from expertile.ops.torch_op import define, no_options, traced
 from expertile.ops.weight_only_mm.api import forward
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
@@ -29,8 +29,7 @@ def fp8_weight_only_mm(
 ) -> torch.Tensor:
     """out[rows of group g] = (a ∘ scale_a)[rows of group g] @ ŵ[g]ᵀ (+ bias[g]), [M, N]; see `scaled_grouped_mm`."""
     if traced(a):
-        if config is not None or check:
-            raise ValueError("config, check: expected None and False under torch.compile, got other values")
+        no_options(config=config, check=check)
         return operator(a, scale_a, *w.parts, offs, bias, out_dtype, backend)
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True, scale_a=scale_a)
