@@ -1,6 +1,5 @@
 """expertile: the matrix products of Mixture-of-Experts models, the operators around them, and a lab that measures them
-honestly.
-"""
+honestly."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

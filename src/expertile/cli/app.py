@@ -1,6 +1,5 @@
 """The commands by name. The module of a command is imported when the command is called: most need torch, which takes
-more than a second; the overview (`expertile --help`) and `audit` do not.
-"""
+more than a second; the overview (`expertile --help`) and `audit` do not."""
 
 from importlib import import_module
 from typing import Annotated, Any

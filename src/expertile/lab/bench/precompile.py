@@ -1,7 +1,6 @@
 """Fill Triton's on-disk cache in parallel, before anything is timed: compiling is most of what tuning waits for. A
 kernel's code hardly depends on sizes. So every pair of workload and config is run once, on a smaller workload with the
-same remainders, by processes of their own. Whatever they cannot do is compiled where it is needed.
-"""
+same remainders, by processes of their own. Whatever they cannot do is compiled where it is needed."""
 
 import multiprocessing
 import os

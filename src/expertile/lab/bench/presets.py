@@ -1,7 +1,6 @@
 """Presets: named lists of workloads, each a source's exact shapes, dtypes and row distributions. `PRESETS` are of
 grouped products, a function and its line in `_GROUPED` each; `ALL_PRESETS` has those of other operators
-(`lab/operators`) too.
-"""
+(`lab/operators`) too."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

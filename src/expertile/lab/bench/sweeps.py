@@ -1,6 +1,5 @@
 """Presets in which one thing varies and all else stays: tokens, groups, K or N; skew beside its balanced twin; and the
-gradients of forward products. bf16 throughout.
-"""
+gradients of forward products. bf16 throughout."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

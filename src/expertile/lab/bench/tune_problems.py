@@ -1,7 +1,6 @@
 """Which problems `expertile tune` measures: known shapes, a grid of layers of models, and a space-filling design, a
 scrambled Sobol sequence (Owen, "Scrambling Sobol' and Niederreiter-Xing points", J. Complexity 14, 1998) over rows and
-groups, K and N, layout, dtype and spread of rows: every prefix of it covers the space evenly.
-"""
+groups, K and N, layout, dtype and spread of rows: every prefix of it covers the space evenly."""
 
 import itertools
 import math

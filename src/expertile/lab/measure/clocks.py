@@ -1,6 +1,5 @@
 """Clocks, power and throttle reasons of a GPU, read through NVML and never set. A chip that its power limit holds back
-runs the same product 15 % slower than a moment before: a time without these readings looks like a slower kernel.
-"""
+runs the same product 15 % slower than a moment before: a time without these readings looks like a slower kernel."""
 
 import statistics
 import warnings

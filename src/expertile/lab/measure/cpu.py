@@ -1,7 +1,6 @@
 """What a CPU lets this process have, and what it reaches: cores, quota, load; bandwidth and peak, both measured, by a
 large copy and a square product of each dtype. The fastest of several calls counts, since other work only ever slows
-them.
-"""
+them."""
 
 import os
 import time

@@ -1,6 +1,5 @@
 """Times candidates against each other: interleaved round by round, until their medians are known or time is up. One
-that fails becomes a `Failure` with a reason; the others go on.
-"""
+that fails becomes a `Failure` with a reason; the others go on."""
 
 import gc
 import math

@@ -1,7 +1,6 @@
 """Stopwatches: each prepares one call over rotating input sets and then yields one sample at a time, in seconds.
 `GraphTimer` replays a CUDA graph of many calls: what the kernels take. `EventTimer` puts CUDA events around single
-calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU.
-"""
+calls on an idle stream: what a caller waits, launch cost included. `HostTimer` does the same on a CPU."""
 
 import math
 import statistics

@@ -1,7 +1,6 @@
 """Operators as the lab measures them: a file for each family, which exports OPERATORS and PRESETS (see
 `race/operator.py`); nothing else names it. `operators()` joins the families by operator, `presets()` by preset.
-`grouped_mm` is not among them: its rivals are the backends that a run names.
-"""
+`grouped_mm` is not among them: its rivals are the backends that a run names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

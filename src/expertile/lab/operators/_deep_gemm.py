@@ -1,7 +1,6 @@
 """DeepGEMM as a rival of `scaled_grouped_mm`: contiguous (groups one after the other, each padded to a multiple of 128
 rows), and masked, for decode ([G, most rows, K], and on the device how many of a group's rows count). Rows are padded,
-and a's scales laid out as its TMA loads want them, before timing. Times include its work on padding.
-"""
+and a's scales laid out as its TMA loads want them, before timing. Times include its work on padding."""
 
 from itertools import accumulate
 

@@ -1,7 +1,6 @@
 """Humming as a rival of products with 4-bit weights: activations in 16 bits (W4A16) or rounded to e4m3 on every call,
 with a scale for each row (W4A8). It compiles a kernel for each workload, configured by its own heuristics. N and K are
-filled up to multiples of 128.
-"""
+filled up to multiples of 128."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """triton_kernels, as gpt-oss and vLLM use it: products with MXFP4 weights, and the layer that gathers, activates and
 scatters in its two products. Weights and scales take its Hopper layouts before timing, for 4 warps or 8, whichever is
-faster; so does what it must know of a product's groups. A layer's routing is part of the call.
-"""
+faster; so does what it must know of a product's groups. A layer's routing is part of the call."""
 
 from typing import Any
 

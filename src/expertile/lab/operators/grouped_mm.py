@@ -1,6 +1,5 @@
 """Grouped products: every backend is a rival, once with each of its configs, beside `dense`. Workloads are
-`race/workloads.GroupedWorkload`, inputs (a, b, offs).
-"""
+`race/workloads.GroupedWorkload`, inputs (a, b, offs)."""
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence

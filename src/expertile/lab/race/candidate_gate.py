@@ -1,7 +1,6 @@
 """Gates a user's candidate in a process of its own: an illegal memory access poisons a CUDA context for good, and a
 deadlocked kernel never returns. One child serves many workloads and is replaced when it dies. Requests and answers go
-through a pipe of their own, since candidates may print.
-"""
+through a pipe of their own, since candidates may print."""
 
 import math
 import os

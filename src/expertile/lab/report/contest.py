@@ -1,6 +1,5 @@
 """Who won: rows of one run sorted into contests, one per workload and policy. A tie is two times whose 95 % intervals
-overlap or that differ by less than 1 %. Rows of different runs never meet: clocks and temperature differ.
-"""
+overlap or that differ by less than 1 %. Rows of different runs never meet: clocks and temperature differ."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

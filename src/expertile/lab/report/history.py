@@ -1,6 +1,5 @@
 """A workload over runs and commits: how the figures of each backend went, device by device. Runs differ in clocks,
-temperature and power: the last is judged against the first as `compare` judges two files.
-"""
+temperature and power: the last is judged against the first as `compare` judges two files."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """One colour and one marker per backend, the same in every chart and report: Okabe and Ito's colour-blind-safe set
-(jfly.uni-koeln.de/color, 2008) without yellow and black, which vanish on a page, plus three of Paul Tol's muted set.
-"""
+(jfly.uni-koeln.de/color, 2008) without yellow and black, which vanish on a page, plus three of Paul Tol's muted set."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -57,8 +56,7 @@ def look(looks: Mapping[str, tuple[str, str]], backend: str) -> tuple[str, str]:
 
 def theme_css(theme: str) -> str:
     """Custom properties for "light" or "dark": `--c0072B2` is the colour as the page can be read with it,
-    `--t0072B2` that of text on it.
-    """
+    `--t0072B2` that of text on it."""
     colours = dict.fromkeys(colour for colour, _ in (*_KNOWN.values(), *_SPARE))
     shown = {colour: readable(colour, CARDS[theme], _CONTRAST[theme]) for colour in colours}
     # Text is black or white, whichever contrasts more.

@@ -1,6 +1,5 @@
 """Attention by its definition, in float32 (float64 for float64 inputs), some query rows at a time: the definition of
-right, and the way to compute it without a GPU. Takes every dtype, stride and length; memory is linear in length.
-"""
+right, and the way to compute it without a GPU. Takes every dtype, stride and length; memory is linear in length."""
 
 from collections.abc import Iterator
 
