@@ -12,7 +12,7 @@ from expertile.ops.grouped_mm import relatives
 from expertile.ops.grouped_mm.choose import choose
 from expertile.ops.grouped_mm.explain import explain_problem
 from expertile.ops.grouped_mm.relatives import scaled, table_for
-from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of, nearest
+from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of
 
 H200, H100, NVL, PCIE = (Device.by_name(n) for n in ("h200", "h100 sxm", "h100 nvl", "h100 pcie"))
 
@@ -48,7 +48,7 @@ def test_another_gpus_problem_counts_where_the_table_has_nothing_as_near(monkeyp
     monkeypatch.setattr(relatives, "load_tables", lambda slug: both.get(slug, ()))
     table_for.cache_clear()
     problems = table_for(H100).of("graph")
-    asked = [nearest(problems, features(rows), 1)[0][1] for rows in (64, 2048, 65536)]
+    asked = [problems.nearest(features(rows), 1)[0][1] for rows in (64, 2048, 65536)]
     assert [m.gpu for m in asked] == ["", H200.name, ""]
     assert [m.times[0].seconds > 1e-3 for m in asked] == [False, True, False]
     table_for.cache_clear()

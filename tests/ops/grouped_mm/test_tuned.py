@@ -14,15 +14,14 @@ from expertile.ops.grouped_mm.backend import config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.tuned import (
     FAR,
-    Features,
     Measured,
+    Problems,
     Table,
     Timed,
     candidate_key,
     features_of,
     load_tables,
     loose_key,
-    nearest,
     save_table,
     skew_class,
 )
@@ -78,20 +77,25 @@ def test_a_table_of_another_version_is_passed_over_with_a_warning(tmp_path, monk
     load_tables.cache_clear()
 
 
+def distance(f, other):
+    found = Problems([Measured(other, "graph", TIMES)]).nearest(f, 1)
+    return found[0][0] if found else math.inf
+
+
 def test_distance_grows_with_the_logarithm_and_has_steps():
     here = features()
-    assert here.distance(here) == 0
-    steps = [here.distance(features(rows=rows)) for rows in (1024, 2048, 4096, 8192, 65536)]
+    assert distance(here, here) == 0
+    steps = [distance(here, features(rows=rows)) for rows in (1024, 2048, 4096, 8192, 65536)]
     assert steps == sorted(steps) and steps[1] > 0.5
-    assert 0 < here.distance(features(k=1024)) < here.distance(features(k=4096))
-    assert here.distance(features(k=1024)) == pytest.approx(features(k=1024).distance(here))
-    assert here.distance(features(b_layout="kn")) == pytest.approx(0.3), "other order, same shape"
-    assert here.distance(features(dtype="fp16")) == 0, "both are 16 bits wide"
+    assert 0 < distance(here, features(k=1024)) < distance(here, features(k=4096))
+    assert distance(here, features(k=1024)) == pytest.approx(distance(features(k=1024), here))
+    assert distance(here, features(b_layout="kn")) == pytest.approx(0.3), "other order, same shape"
+    assert distance(here, features(dtype="fp16")) == 0, "both are 16 bits wide"
     shorter = features(k=504)
-    assert here.distance(shorter) > 1 > shorter.distance(features(k=496)), "rows of 1008 bytes begin anywhere"
-    assert here.distance(features(dtype="fp32")) == math.inf
+    assert distance(here, shorter) > 1 > distance(shorter, features(k=496)), "rows of 1008 bytes begin anywhere"
+    assert distance(here, features(dtype="fp32")) == math.inf
     gradient = features_of(wgrad("x", "", (128,) * 8, 512, 768, "bf16").problem("cuda"))
-    assert here.distance(gradient) == math.inf and gradient.rows == 1024 and gradient.k == 512
+    assert distance(here, gradient) == math.inf and gradient.rows == 1024 and gradient.k == 512
 
 
 def test_tiles_and_elements_count_what_is_used():
@@ -119,29 +123,31 @@ def test_features_know_which_operands_have_aligned_rows_as_the_problem_does():
 
 
 def test_nearest_are_sorted_and_none_where_all_are_far():
-    measured = [Measured(features(rows=8 * r), "graph", TIMES) for r in (16, 128, 512, 8192)]
-    found = nearest(measured, features(rows=1024), 2)
+    measured = Problems(Measured(features(rows=8 * r), "graph", TIMES) for r in (16, 128, 512, 8192))
+    found = measured.nearest(features(rows=1024), 2)
     assert [m.features.rows for _, m in found] == [1024, 4096]
-    assert [m.features.rows for _, m in nearest(measured, features(rows=1024), 9)] == [1024, 4096, 128, 65536]
-    assert nearest(measured, features(rows=1, groups=1, k=16, n=131072), 3) == []
-    assert nearest(measured, features(dtype="fp32"), 3) == []
+    assert [m.features.rows for _, m in measured.nearest(features(rows=1024), 9)] == [1024, 4096, 128, 65536]
+    assert measured.nearest(features(rows=1, groups=1, k=16, n=131072), 3) == []
+    assert measured.nearest(features(dtype="fp32"), 3) == []
 
 
-def test_nearest_are_those_of_all_distances(monkeypatch):
-    """The table of the H200: the same problems in the same order, and only a few distances worked out one by one."""
+def test_nearest_are_those_of_all_distances():
+    """The table of the H200: the same problems in the same order as by distances worked out one by one."""
     table, draw = load_tables("nvidia-h200")[0], random.Random(0)
-    asked = []
-    distance = Features.distance
     for _ in range(200):
         size = [int(2 ** draw.uniform(*bounds)) for bounds in ((0, 17), (0, 9), (5, 14), (5, 14))]
         f = replace(draw.choice(table.problems).features, **dict(zip(("rows", "groups", "k", "n"), size, strict=True)))
+
+        def apart(other, f=f):
+            steps = 0.3 * (f.orders != other.orders) + 0.5 * (f.skew != other.skew)
+            return math.dist(f.point, other.point) + steps + 1.0 * (all(f.aligned) != all(other.aligned))
+
         for measured in map(table.of, ("graph", "eager")):
-            every = sorted((d, i) for i, m in enumerate(measured) if (d := distance(m.features, f)) < math.inf)[:16]
-            monkeypatch.setattr(Features, "distance", lambda a, b: asked.append(a) or distance(a, b))
-            found = nearest(measured, f, 16)
-            monkeypatch.setattr(Features, "distance", distance)
-            assert found == ([(d, measured[i]) for d, i in every] if every and every[0][0] < FAR else [])
-    assert len(asked) <= 2 * 200 * 20
+            alike = [m for m in measured if (m.features.layout, m.features.dtype) == (f.layout, f.dtype)]
+            every = sorted(apart(m.features) for m in alike)[:16]
+            found = measured.nearest(f, 16)
+            assert [d for d, _ in found] == pytest.approx(every if every and every[0] < FAR else [])
+            assert all(d == pytest.approx(apart(m.features)) for d, m in found)
 
 
 def test_slowdowns_are_logarithms_over_the_best():

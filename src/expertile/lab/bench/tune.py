@@ -50,7 +50,7 @@ from expertile.ops.grouped_mm.choose import NEIGHBOURS, auto_configs
 from expertile.ops.grouped_mm.model import synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
 from expertile.ops.grouped_mm.transfer import Rival, expected_slowdowns
-from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of, load_tables, nearest
+from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of, load_tables
 from expertile.roofline import bound
 
 PRECOMPILE_SHARE = 0.5  # of the time, at most
@@ -129,12 +129,11 @@ def alone(rival: Rival) -> Backend:
 def narrowed(pairs: Sequence[Rival], problem: Problem, device: Device, policy: str, seed: int) -> tuple[Rival, ...]:
     """Those of `pairs` worth timing, in their order: on a new machine all, afterwards those that the table expects in
     front. Over 150 problems on an H200 (2026-11-21) 12 of about 29 were left, with the fastest within 1 % among them on
-    97 %. Always in: every backend's
-    default (its first config), and backends that the nearest problems did not run. Then those that are expected to be
-    the fastest, and a few others drawn by `seed`."""
+    97 %. Always in: every backend's default (its first config), and backends that the nearest problems did not run.
+    Then those that are expected to be the fastest, and a few others drawn by `seed`."""
     table = next(iter(load_tables(device.slug)), None)
     features = features_of(problem)
-    near = nearest(table.of(policy), features, NEIGHBOURS) if table is not None else []
+    near = table.of(policy).nearest(features, NEIGHBOURS) if table is not None else []
     slowdowns = expected_slowdowns(pairs, features, near, device)
     known = {i: s for i, s in enumerate(slowdowns) if s is not None}
     names = [e.backend.name for e in pairs]

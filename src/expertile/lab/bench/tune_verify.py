@@ -22,7 +22,7 @@ from expertile.ops.grouped_mm.model import synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.transfer import Rival, expected_slowdowns
-from expertile.ops.grouped_mm.tuned import Features, Problems, Table, features_of, nearest
+from expertile.ops.grouped_mm.tuned import Features, Problems, Table, features_of
 
 AUTO = "auto"
 PROMISE = 0.97
@@ -163,7 +163,7 @@ def _verdicts(table: Table, device: Device, backends: Sequence[Backend], measure
         names = {b.name for b in able}
         ran = [t for t in left.times if t.backend in names]
         like = rounded(problem)
-        around = nearest(measured, features_of(like), 2 * NEIGHBOURS)
+        around = measured.nearest(features_of(like), 2 * NEIGHBOURS)
         near = [(d, m) for d, m in around if m.features != left.features][:NEIGHBOURS]
         choice = by_measurement(like, device, able, near, table) if near and ran else None
         if choice is None:

@@ -23,7 +23,7 @@ from expertile.ops.grouped_mm.model import estimate, synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.transfer import Rival, expected_seconds
-from expertile.ops.grouped_mm.tuned import Measured, Table, features_of, nearest
+from expertile.ops.grouped_mm.tuned import Measured, Table, features_of
 
 # What this and the constants of `transfer`, `tuned` and `tiling` rest on: docs/notes/grouped_mm.md, "Constants".
 NEIGHBOURS = 24
@@ -57,7 +57,7 @@ def _choose(problem: Problem, device: Device, backends: Sequence[Backend], polic
     waiting = {b.name for b in able if synchronises(b, problem, device)}
     eligible = [b for b in able if b.name not in waiting] or able
     table = table_for(device)
-    near = [] if table is None else nearest(table.of(policy), features_of(problem), NEIGHBOURS)
+    near = [] if table is None else table.of(policy).nearest(features_of(problem), NEIGHBOURS)
     choice = by_measurement(problem, device, eligible, near, table) if table is not None and near else None
     if choice is None:
         choice = _by_model(problem, device, eligible)
@@ -94,7 +94,7 @@ def promising(problem: Problem, device: Device, within: float = 1.3, most: int =
     rivals = [Rival(b, c) for b in able for c in auto_configs(b, like, device)]
     table = table_for(device)
     features = features_of(like)
-    near = [] if table is None else nearest(table.of("graph"), features, NEIGHBOURS)
+    near = [] if table is None else table.of("graph").nearest(features, NEIGHBOURS)
     expected = expected_seconds(rivals, features, near, device)
     least = min((s for s in expected if s is not None), default=0.0)
     usual = {b.name: Rival(b, auto_configs(b, like, device)[0]) for b in able}

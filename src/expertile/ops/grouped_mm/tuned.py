@@ -93,14 +93,6 @@ class Features:
             _BYTES * log2(self.elements),
         )
 
-    def distance(self, other: "Features") -> float:
-        """0 for the same; inf where layout or dtype differ."""
-        if self.layout != other.layout or self.dtype != other.dtype:
-            return math.inf
-        step = _OTHER_ORDER * (self.orders != other.orders) + _OTHER_SKEW * (self.skew != other.skew)
-        step += _OTHER_ALIGNMENT * (all(self.aligned) != all(other.aligned))
-        return math.dist(self.point, other.point) + step
-
     def __str__(self) -> str:
         arrow = "x" if self.layout == Layout.RAGGED_K else "->"
         return f"{self.layout} {self.groups}x{self.rows} {self.k}{arrow}{self.n}"
@@ -155,10 +147,6 @@ class Measured:
     times: tuple[Timed, ...]
     gpu: str = ""
 
-    def distance(self, f: Features) -> float:
-        """Of the problem of `f`: see `Features.distance`."""
-        return self.features.distance(f) + _OTHER_GPU * bool(self.gpu)
-
     @property
     def best(self) -> float:
         return self.times[0].seconds
@@ -206,18 +194,17 @@ class Problems(tuple[Measured, ...]):
             for kind, at in found.items()
         }
 
-    def near(self, f: Features, most: int) -> list[int]:
-        """The places of at least the `most` problems of the same layout and dtype nearest to `f`."""
+    def nearest(self, f: Features, most: int) -> list[tuple[float, Measured]]:
+        """Up to `most` problems of the same layout and dtype by their distance from `f`; none where the nearest is at
+        FAR or beyond."""
         if (f.layout, f.dtype) not in self.places:
             return []
         at, points, orders, skews, aligned, elsewhere = self.places[f.layout, f.dtype]
         steps = _OTHER_ORDER * (orders != f.orders) + _OTHER_SKEW * (skews != f.skew)
         steps += _OTHER_ALIGNMENT * (aligned != all(f.aligned)) + _OTHER_GPU * elsewhere
         distances = np.sqrt(((points - np.array(f.point)) ** 2).sum(1)) + steps
-        if len(at) <= most:
-            return at  # type: ignore[no-any-return]
-        # Rounding may order equal distances otherwise than `Features.distance` does.
-        return [at[i] for i in np.flatnonzero(distances <= np.partition(distances, most - 1)[most - 1] + 1e-9)]
+        found = [(float(distances[i]), self[at[i]]) for i in np.argsort(distances, kind="stable")[:most]]
+        return found if found[0][0] < FAR else []
 
 
 @dataclass(frozen=True)
@@ -298,13 +285,6 @@ def loose_key(backend: str, config: Mapping[str, Any]) -> str:
     """`candidate_key` without what changes times least: the height of the L2 raster panel, and how shared memory is
     divided into stages and the buffers of stores."""
     return candidate_key(backend, {k: v for k, v in config.items() if k not in _LOOSE})
-
-
-def nearest(measured: Sequence[Measured], features: Features, most: int) -> list[tuple[float, Measured]]:
-    """Up to `most` problems of the same layout and dtype by distance; none where the nearest is at FAR or beyond."""
-    problems = measured if isinstance(measured, Problems) else Problems(measured)
-    found = sorted((problems[i].distance(features), i) for i in problems.near(features, most))
-    return [(d, problems[i]) for d, i in found[:most]] if found and found[0][0] < FAR else []
 
 
 def package_folder() -> Path:
