@@ -23,6 +23,7 @@ from expertile.ops.launch import device as launch_device
 from expertile.ops.launch import launch as launching
 from expertile.ops.launch import nvrtc, pdl
 from expertile.ops.launch.launch import Launch
+from expertile.ops.launch.versions import FP_FUSION
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import fake_launcher
@@ -221,4 +222,4 @@ def test_tensors_of_a_cpu_are_left_to_triton() -> None:
             return lambda *args, **options: launches.append((grid, args, options))
 
     Launch(Kernel(), (None,), (torch.int8,), (torch.int32,), (7,), (("BLOCK", 64),), 10).run(-1, (None,), ("offs",))
-    assert launches == [((10,), (None, "offs", 7), {"BLOCK": 64})]
+    assert launches == [((10,), (None, "offs", 7), {"BLOCK": 64, **FP_FUSION})]

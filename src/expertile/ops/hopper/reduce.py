@@ -13,7 +13,6 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 
 _BLOCK = 512
 
@@ -53,7 +52,7 @@ def _sum_kernel(
 def _launch(slices: int, groups: int, m: int, n: int, out_stride_m: int, dtype: torch.dtype) -> Launch:
     """The launch for [slices, m, n] and an output of `dtype` whose rows are `out_stride_m` elements apart."""
     dependent = not triton.knobs.runtime.interpret
-    options = {"SLICES": slices, "BLOCK": _BLOCK, "DEPENDENT": dependent, "num_warps": 4, **FP_FUSION}
+    options = {"SLICES": slices, "BLOCK": _BLOCK, "DEPENDENT": dependent, "num_warps": 4}
     if dependent:
         options["launch_pdl"] = True
     pointers = (torch.float32, torch.int32, dtype)

@@ -154,6 +154,9 @@ class Launch:
     cluster: int = 1  # programs of a thread block cluster
     _direct: dict[int, _Direct | None] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple((dict(self.options) | versions.FP_FUSION).items()))
+
     def run(
         self,
         device: int,

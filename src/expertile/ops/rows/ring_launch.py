@@ -15,7 +15,6 @@ import torch
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import capability, machine
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.rows.ring import RingShape
 from expertile.ops.rows.ring_softmax import softmax_backward_ring_kernel, softmax_ring_kernel
 
@@ -120,7 +119,6 @@ def options(config: RingConfig, tensors: int, itemsize: int) -> dict[str, Any]:
         "LOADER_REGISTERS": loader,
         "num_warps": config.num_warps,
         "maxnreg": start,
-        **FP_FUSION,
     }
 
 

@@ -30,7 +30,6 @@ from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.problem import Problem, row_strides
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 
 _LOG2E = math.log2(math.e)
 _L2_SHARE = 0.5  # for the rows of heads whose tiles are worked on together
@@ -71,7 +70,7 @@ def _registers(consumers: int) -> dict[str, Any]:
     warps = -(-(4 * consumers + 1) // 4) * 4
     each = 65536 // (warps * 32) // 8 * 8
     consumer, producer = (240, 24) if consumers == 2 else (160, 32)
-    return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": consumer, "PRODUCER_REGS": producer, **FP_FUSION}
+    return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": consumer, "PRODUCER_REGS": producer}
 
 
 def _heads_in_l2(p: Problem, rows: int, device: Device) -> int:

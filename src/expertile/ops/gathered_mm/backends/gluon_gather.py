@@ -32,7 +32,6 @@ from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ragged import power_of_two
 
 
@@ -254,7 +253,6 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
         "CONSUMER_REGS": 208 if gathered else 232,
         "PRODUCER_REGS": 88 if gathered else 40,
         "num_warps": 4,
-        **FP_FUSION,
         "maxnreg": 168,
         # Worth its while for few rows, where the launch is a good part of the time (`launch.device.starts_early`).
         "launch_pdl": config.masked,

@@ -31,7 +31,6 @@ from expertile.ops.grouped_mm.persistent import groups_p2, tiles_bound
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.launch import Launch, Pointer, met
-from expertile.ops.launch.versions import FP_FUSION
 
 _SUM_ROWS = 256  # of one program of the second launch
 
@@ -61,7 +60,6 @@ def _launch(
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
         "num_warps": config.num_warps,
-        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     if problem.product is Product.WGRAD:

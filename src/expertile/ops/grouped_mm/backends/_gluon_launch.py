@@ -12,7 +12,6 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.blocks import Blocks, matrix, ragged
 from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ragged import power_of_two
 
 
@@ -79,7 +78,6 @@ def _launch(
         "CONSUMER_REGS": 232,
         "PRODUCER_REGS": 40,
         "num_warps": config.num_warps,
-        **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
         "launch_pdl": starts_early(p),

@@ -42,7 +42,6 @@ from expertile.ops.grouped_mm.persistent import (
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
-from expertile.ops.launch.versions import FP_FUSION
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ def _launch(
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
         "num_warps": config.num_warps,
-        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     sizes = sizes_read(problem)

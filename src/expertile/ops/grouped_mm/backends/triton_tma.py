@@ -44,7 +44,6 @@ from expertile.ops.launch.blocks import matrix, ragged
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.launch.pdl import pdl_options
-from expertile.ops.launch.versions import FP_FUSION
 
 _RAGGED_ROWS = 2**30  # the extent of a ragged descriptor: the most rows a tensor may have
 
@@ -141,7 +140,6 @@ def _launch(
         "FLATTEN": config.flatten,
         "SUBTILE": config.subtile,
         "num_warps": config.num_warps,
-        **FP_FUSION,
         "num_stages": config.num_stages,
         # Triton may keep one stage less than it is asked for.
         **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1)), problem),

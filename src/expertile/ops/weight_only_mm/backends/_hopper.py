@@ -10,7 +10,6 @@ from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.hopper import limits, reduce
 from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 from expertile.ragged import power_of_two
 
@@ -49,7 +48,7 @@ def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]
     maxnreg, of_consumer, of_producer = registers
     regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
     options = {"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": starts_early(p)}
-    return tuple((options | FP_FUSION).items())
+    return tuple(options.items())
 
 
 def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:

@@ -30,7 +30,6 @@ from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.weight_only_mm.backends._triton_kernel import weight_only_kernel
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
@@ -100,7 +99,6 @@ def _launch(
         "PRODUCTS": config.products,
         "ASSEMBLY": not triton.knobs.runtime.interpret,
         "num_warps": config.num_warps,
-        **FP_FUSION,
         "num_stages": config.num_stages,
     }
     if config.products == "mma.sync":
