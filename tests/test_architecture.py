@@ -29,6 +29,7 @@ RANK = {
 # The rooms of ops from the ground up: each imports those before it alone.
 OPS = (
     "backend",
+    "checks",
     "measure",
     "torch_op",
     "launch",

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,13 +24,6 @@ def no_options(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
             raise ValueError(f"{name}: expected None or False under torch.compile, got another value")
-
-
-def require_tensors(optional: Mapping[str, object], **required: object) -> None:
-    """ValueError, with its name, for what is no tensor; those of `optional` may be None."""
-    for name, x in (required | dict(optional)).items():
-        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
 def graph_is_kept() -> bool:

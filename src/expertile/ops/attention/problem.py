@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from expertile.device import dtype_key
+from expertile.ops.checks import check_like
 from expertile.roofline import Work
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -181,10 +182,7 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: bo
             raise ValueError(f"{name}: expected {dims} dimensions {shape}, got shape {list(x.shape)}")
         if x.dtype not in DTYPES:
             raise ValueError(f"{name}: expected a dtype of {', '.join(map(str, DTYPES))}, got {x.dtype}")
-        if x.dtype != q.dtype:
-            raise ValueError(f"{name}: expected dtype {q.dtype} as q has, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name}: expected device {q.device} as q has, got {x.device}")
+        check_like(name, x, q, "q", "dtype", "device")
         if x.shape[-1] != q.shape[-1]:
             raise ValueError(f"{name}: expected a last dimension of {q.shape[-1]} as q has, got shape {list(x.shape)}")
         if x.stride(-1) != 1 and x.shape[-1] > 1 and x.numel():
@@ -210,8 +208,7 @@ def _check_packed(
             raise TypeError(f"{name}: expected an int32 tensor (both are needed or none), got {type(cu).__name__}")
         if cu.dtype is not torch.int32 or cu.dim() != 1 or cu.shape[0] < 1:
             raise ValueError(f"{name}: expected int32 [batch + 1], got {cu.dtype} {list(cu.shape)}")
-        if cu.device != q.device:
-            raise ValueError(f"{name}: expected device {q.device} as q has, got {cu.device}")
+        check_like(name, cu, q, "q", "device")
         if not cu.is_contiguous():
             raise ValueError(f"{name}: expected a contiguous tensor, got stride {cu.stride(0)}")
     assert cu_seqlens_q is not None and cu_seqlens_k is not None

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 
 from expertile.ops.backend import Request
+from expertile.ops.checks import require_tensors
 from expertile.ops.gathered_mm import op
 from expertile.ops.gathered_mm.run import backward, gated, mm, wgrad
-from expertile.ops.torch_op import no_options, require_tensors, traced
+from expertile.ops.torch_op import no_options, traced
 
 
 def gathered_mm(

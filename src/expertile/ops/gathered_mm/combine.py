@@ -18,11 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops.checks import check_dims, check_like, require_tensors
 from expertile.ops.gathered_mm.pointwise import column_block
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, no_options, require_tensors, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, no_options, traced
 
 
 @dataclass(frozen=True)
@@ -300,12 +301,9 @@ def combine(
 def _check(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> None:
     require_tensors({"weights": weights}, y=y, positions=positions)
     for name, x in (("y", y), ("positions", positions), ("weights", weights)):
-        if x is None:
-            continue
-        if x.dim() != 2:
-            raise ValueError(f"{name}: expected 2 dimensions, got shape {list(x.shape)}")
-        if x.device != y.device:
-            raise ValueError(f"{name}: expected device {y.device} as y has, got {x.device}")
+        if x is not None:
+            check_dims(name, x, 2)
+            check_like(name, x, y, "y", "device")
     if y.dtype not in FORMULA_DTYPES:
         raise ValueError(f"y: expected float32, bfloat16, float16 or float64, got {y.dtype}")
     if positions.dtype is not torch.int32:

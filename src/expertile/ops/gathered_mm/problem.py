@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from expertile.device import dtype_key
-from expertile.ops.grouped_mm.problem import DTYPES, Description, Layout, Problem, descriptions
+from expertile.ops.checks import check_dims, check_index, check_like
+from expertile.ops.grouped_mm.problem import DTYPES, Description, Layout, Problem, check_bias, descriptions
 from expertile.roofline import Work
 
 ACTIVATIONS = ("swiglu", "geglu", "reglu", "gpt_oss")
@@ -160,17 +161,15 @@ def describe(
     assert a is not None and b is not None and offs is not None
     name_a, name_b = names
     wgrad = product is Product.WGRAD
-    _check_dims(name_a, a, 2)
-    _check_dims(name_b, b, 2 if wgrad else 3)
+    check_dims(name_a, a, 2)
+    check_dims(name_b, b, 2 if wgrad else 3)
     if a.dtype not in DTYPES:
         raise ValueError(f"{name_a}: expected dtype {' or '.join(map(str, DTYPES))}, got {a.dtype}")
-    if b.dtype != a.dtype:
-        raise ValueError(f"{name_b}: expected dtype {a.dtype} as {name_a} has, got {b.dtype}")
-    _check_index("offs", offs, a, name_a)
-    if b.device != a.device:
-        raise ValueError(f"{name_b}: expected device {a.device} as {name_a} has, got {b.device}")
+    check_like(name_b, b, a, name_a, "dtype")
+    check_index("offs", offs, a, name_a)
+    check_like(name_b, b, a, name_a, "device")
     if rows is not None:
-        _check_index("rows", rows, a, name_a)
+        check_index("rows", rows, a, name_a)
     groups = offs.shape[0]
     if not wgrad and b.shape[0] != groups:
         raise ValueError(f"offs: expected length {b.shape[0]} (the experts of {name_b}), got {groups}")
@@ -199,7 +198,7 @@ def describe(
     if product is Product.GATED and n % 2:
         raise ValueError(f"{name_b}: expected an even last dimension (gate and up columns), got {n}")
     if bias_fields is not None:
-        _check_bias(Description(*bias_fields), groups, n, a, name_a)
+        check_bias(Layout.RAGGED_M, Description(*bias_fields), groups, n, a, name_a)
     weights_shape: tuple[int, ...] = ()
     if product is Product.BACKWARD:
         assert slots_fields and weights_fields and pre_fields
@@ -212,31 +211,9 @@ def describe(
     return GatherProblem(product, groups, m, n, k, tokens, a.dtype, *memory, *epilogue, a.device.type, allow_tf32)
 
 
-def _check_dims(name: str, x: Description, dims: int) -> None:
-    if len(x.shape) != dims:
-        raise ValueError(f"{name}: expected {dims} dimensions, got shape {list(x.shape)}")
-
-
-def _check_index(name: str, x: Description, like: Description, like_name: str) -> None:
-    if x.dtype is not torch.int32:
-        raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
-    _check_dims(name, x, 1)
-    if x.device != like.device:
-        raise ValueError(f"{name}: expected device {like.device} as {like_name} has, got {x.device}")
-
-
 def _check_rows(name: str, x: Description, rows: int, of: str) -> None:
     if x.shape[0] != rows:
         raise ValueError(f"{name}: expected {rows} rows (as {of} has), got {x.shape[0]} in shape {list(x.shape)}")
-
-
-def _check_bias(bias: Description, groups: int, n: int, a: Description, name_a: str) -> None:
-    if tuple(bias.shape) != (groups, n):
-        raise ValueError(f"bias: expected shape [{groups}, {n}] (experts, columns of b), got {list(bias.shape)}")
-    if bias.dtype not in DTYPES:
-        raise ValueError(f"bias: expected dtype {' or '.join(map(str, DTYPES))}, got {bias.dtype}")
-    if bias.device != a.device:
-        raise ValueError(f"bias: expected device {a.device} as {name_a} has, got {bias.device}")
 
 
 def _check_backward(
@@ -248,17 +225,14 @@ def _check_backward(
     total: int,
     inner: int,
 ) -> None:
-    _check_index("slots", slots, a, "dy")
+    check_index("slots", slots, a, "dy")
     _check_rows("slots", slots, total, "rows" if rows is not None else "dy")
-    _check_dims("weights", weights, 2)
+    check_dims("weights", weights, 2)
     if weights.dtype is not torch.float32:
         raise ValueError(f"weights: expected dtype torch.float32, got {weights.dtype}")
     if rows is not None:
         _check_rows("weights", weights, a.shape[0], "dy")
     if tuple(pre.shape) != (total, 2 * inner):
         raise ValueError(f"pre: expected shape [{total}, {2 * inner}] (rows, gate and up), got {list(pre.shape)}")
-    if pre.dtype != a.dtype:
-        raise ValueError(f"pre: expected dtype {a.dtype} as dy has, got {pre.dtype}")
-    for name, x in (("weights", weights), ("pre", pre)):
-        if x.device != a.device:
-            raise ValueError(f"{name}: expected device {a.device} as dy has, got {x.device}")
+    check_like("pre", pre, a, "dy", "dtype", "device")
+    check_like("weights", weights, a, "dy", "device")

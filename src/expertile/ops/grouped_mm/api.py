@@ -12,6 +12,7 @@ from expertile.device import Device
 from expertile.ops import backend as backends
 from expertile.ops.backend import AUTO, Request, planner
 from expertile.ops.backend import device_of as _device
+from expertile.ops.checks import require_tensors
 from expertile.ops.grouped_mm.autograd import GroupedMM, Product, gradients
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
@@ -19,7 +20,7 @@ from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising,
 from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.measure import MEASURE, winner
-from expertile.ops.torch_op import Placements, define, no_options, require_tensors, traced
+from expertile.ops.torch_op import Placements, define, no_options, traced
 
 
 def grouped_mm(

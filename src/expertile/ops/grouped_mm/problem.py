@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from expertile.device import dtype_key
+from expertile.ops.checks import check_index, check_like
 from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
 
@@ -180,10 +181,7 @@ class Problem:
             raise ValueError(f"a, b: expected 2 or 3 dimensions each, got a {list(a.shape)} and b {list(b.shape)}")
         if a.dtype not in ALL_DTYPES:
             raise ValueError(f"a: expected dtype {_names(ALL_DTYPES)}, got {a.dtype}")
-        if b.dtype != a.dtype:
-            raise ValueError(f"b: expected dtype {a.dtype} as a has, got {b.dtype}")
-        if b.device != a.device:
-            raise ValueError(f"b: expected device {a.device} as a has, got {b.device}")
+        check_like("b", b, a, "a", "dtype", "device")
         out_dtype = a.dtype if out_dtype is None else out_dtype
         allowed = ALL_DTYPES if a.dtype is torch.float64 else DTYPES
         if out_dtype not in allowed:
@@ -225,12 +223,7 @@ def groups_of(layout: Layout, a: Description, b: Description, offs: Description 
             f"offs: expected an int32 tensor with the end of each group ({layout.value}: a {list(a.shape)}, "
             f"b {list(b.shape)}), got None"
         )
-    if offs.dtype is not torch.int32:
-        raise ValueError(f"offs: expected dtype torch.int32, got {offs.dtype}")
-    if len(offs.shape) != 1:
-        raise ValueError(f"offs: expected 1 dimension, got shape {list(offs.shape)}")
-    if offs.device != a.device:
-        raise ValueError(f"offs: expected device {a.device} as a has, got {offs.device}")
+    check_index("offs", offs, a, "a")
     if layout is Layout.RAGGED_K:
         if offs.shape[0] == 0:
             raise ValueError("offs: expected at least one group, got length 0")
@@ -242,16 +235,15 @@ def groups_of(layout: Layout, a: Description, b: Description, offs: Description 
     return groups
 
 
-def check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Description) -> None:
+def check_bias(layout: Layout, bias: Description, groups: int, n: int, a: Description, name_a: str = "a") -> None:
     if layout in (Layout.RAGGED_N, Layout.RAGGED_K):
         raise ValueError("bias: expected None unless a's rows are grouped (2-D x 3-D or 3-D x 3-D), got a tensor")
     if tuple(bias.shape) != (groups, n):
-        raise ValueError(f"bias: expected shape [{groups}, {n}] (groups, columns of out), got {list(bias.shape)}")
+        raise ValueError(f"bias: expected shape [{groups}, {n}] (groups, columns of b), got {list(bias.shape)}")
     allowed = ALL_DTYPES if a.dtype is torch.float64 else DTYPES
     if bias.dtype not in allowed:
         raise ValueError(f"bias: expected dtype {_names(allowed)}, got {bias.dtype}")
-    if bias.device != a.device:
-        raise ValueError(f"bias: expected device {a.device} as a has, got {bias.device}")
+    check_like("bias", bias, a, name_a, "device")
 
 
 def check_offs_values(sizes: Sequence[int], total: int) -> None:

@@ -26,6 +26,7 @@ import torch
 import triton
 
 from expertile.formats.fp8 import Fp8Blocks
+from expertile.ops.checks import check_dims, check_like
 from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
 from expertile.ops.rows.config import check_input
@@ -152,8 +153,8 @@ def _check(name: str, x: object, dims: int | None = None) -> None:
     assert isinstance(x, torch.Tensor)
     if dims is None and x.dim() < 2:
         raise ValueError(f"{name}: expected at least 2 dimensions, got shape {list(x.shape)}")
-    if dims is not None and x.dim() != dims:
-        raise ValueError(f"{name}: expected {dims} dimensions, got shape {list(x.shape)}")
+    if dims is not None:
+        check_dims(name, x, dims)
 
 
 def _check_offs(offs: object, x: torch.Tensor) -> None:
@@ -161,8 +162,7 @@ def _check_offs(offs: object, x: torch.Tensor) -> None:
         raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
     if offs.dtype is not torch.int32 or offs.dim() != 1 or offs.shape[0] == 0:
         raise ValueError(f"offs: expected int32 of shape [G], G of 1 or more, got {offs.dtype} {list(offs.shape)}")
-    if offs.device != x.device:
-        raise ValueError(f"offs: expected device {x.device} as x has, got {offs.device}")
+    check_like("offs", offs, x, "x", "device")
 
 
 def _quantized(

@@ -13,10 +13,11 @@ from expertile.formats.weight_only import AnyQuantizedWeight
 from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
+from expertile.ops.checks import require_tensors
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, by_name, cuda_fp8
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, ScaledProblem
-from expertile.ops.torch_op import define, no_options, require_tensors, traced
+from expertile.ops.torch_op import define, no_options, traced
 from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
 

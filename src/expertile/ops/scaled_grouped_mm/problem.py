@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from expertile.ops import backend
+from expertile.ops.checks import check_like
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -142,8 +143,7 @@ class ScaledProblem(Problem):
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype: expected {' or '.join(map(str, OUT_DTYPES))}, got {out_dtype}")
         for name, x in (("b", b), ("scale_a", scale_a), ("scale_b", scale_b)):
-            if x.device != a.device:
-                raise ValueError(f"{name}: expected device {a.device} as a has, got {x.device}")
+            check_like(name, x, a, "a", "device")
         (m, k), n = a.shape, b.shape[-1]
         if b.shape[-2] != k:
             raise ValueError(f"b: expected {k} rows (a's last dimension), got {b.shape[-2]} in shape {list(b.shape)}")

@@ -19,11 +19,12 @@ from expertile.formats.weight_only import NAMES, AnyQuantizedWeight, weight_of
 from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Estimate, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
+from expertile.ops.checks import require_tensors
 from expertile.ops.grouped_mm.api import operator as grouped_operator
 from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.torch_op import define, differentiable_eagerly, no_options, require_tensors, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
 from expertile.ops.weight_only_mm import dequantize
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
 from expertile.ops.weight_only_mm.problem import Backend, DescribedWeight, Operands, WeightOnlyProblem

@@ -20,6 +20,7 @@ import torch
 from expertile.formats.quantized import KernelLayout, QuantizedWeight
 from expertile.formats.weight_only import WITH_16_BITS, WITH_FP8, kernel_layout
 from expertile.ops import backend
+from expertile.ops.checks import check_like
 from expertile.ops.grouped_mm.problem import (
     Description,
     Layout,
@@ -158,8 +159,8 @@ class WeightOnlyProblem(Problem):
         else:
             _check_16_bits(a, w, scales)
         for name, x in (("w" if scale_a is None else "b", packed), ("scale_a", scale_a)):
-            if x is not None and x.device != a.device:
-                raise ValueError(f"{name}: expected device {a.device} as a has, got {x.device}")
+            if x is not None:
+                check_like(name, x, a, "a", "device")
         if out_dtype is None:
             out_dtype = torch.bfloat16 if a.dtype is FP8 else a.dtype
         if out_dtype not in OUT_DTYPES:

@@ -1,0 +1,36 @@
+"""What operators require of their tensors, or of what a call knows of them (`grouped_mm.problem.Description`).
+
+All raise ValueError naming the argument, what was expected and what came."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def require_tensors(optional: Mapping[str, object], **required: object) -> None:
+    """Arguments must be tensors; those of `optional` may be None."""
+    for name, x in (required | dict(optional)).items():
+        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
+            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
+def check_dims(name: str, x: Any, dims: int) -> None:
+    if len(x.shape) != dims:
+        raise ValueError(f"{name}: expected {dims} dimension{'s' * (dims > 1)}, got shape {list(x.shape)}")
+
+
+def check_like(name: str, x: Any, like: Any, like_name: str, *what: str) -> None:
+    """`what` of x, "dtype" or "device", must be as `like` has it."""
+    for one in what:
+        expected, got = getattr(like, one), getattr(x, one)
+        if got != expected:
+            raise ValueError(f"{name}: expected {one} {expected} as {like_name} has, got {got}")
+
+
+def check_index(name: str, x: Any, like: Any, like_name: str) -> None:
+    """int32 [any length] on the device of `like`."""
+    if x.dtype is not torch.int32:
+        raise ValueError(f"{name}: expected dtype torch.int32, got {x.dtype}")
+    check_dims(name, x, 1)
+    check_like(name, x, like, like_name, "device")
