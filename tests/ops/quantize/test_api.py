@@ -192,8 +192,9 @@ else:
             (lambda: quantize_swiglu(torch.ones(2, 129)), "x: expected an even number of columns"),
             (lambda: quantize_rms_norm(torch.ones(2, 128), torch.ones(64)), r"weight: expected shape \[128\]"),
             (lambda: quantize_tokens(torch.ones(1, 2, 128), torch.ones(1)), "x: expected 2 dimensions"),
-            (lambda: quantize_tokens(torch.ones(2, 128), torch.ones(1)), "offs: expected int32"),
-            (lambda: quantize_activations(torch.ones(2, 128), offs=[2]), "offs: expected an int32 tensor, got list"),
+            (lambda: quantize_tokens(torch.ones(2, 128), torch.ones(1)), "offs: expected dtype torch.int32"),
+            (lambda: quantize_tokens(torch.ones(2, 128), torch.ones(0).int()), "offs: expected at least one group"),
+            (lambda: quantize_activations(torch.ones(2, 128), offs=[2]), "offs: expected a torch.Tensor, got list"),
         ],
     )
     def test_mistakes_are_named(call, message):

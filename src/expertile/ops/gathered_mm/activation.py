@@ -1,4 +1,4 @@
-"""The gated activations in plain torch: f(gate, up) and its gradient. `_pointwise_kernels` has the same in Triton.
+"""The gated activations in plain torch: f(gate, up) and its gradient. `activation_kernel` has the same in Triton.
 
 | name    | f(gate, up)                                           | as in                                          |
 |---------|-------------------------------------------------------|------------------------------------------------|

@@ -26,7 +26,7 @@ import torch
 import triton
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.ops.checks import check_dims, check_like
+from expertile.ops.checks import check_dims, check_index, require_tensors
 from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
 from expertile.ops.rows.config import check_input
@@ -157,12 +157,11 @@ def _check(name: str, x: object, dims: int | None = None) -> None:
         check_dims(name, x, dims)
 
 
-def _check_offs(offs: object, x: torch.Tensor) -> None:
-    if not isinstance(offs, torch.Tensor):
-        raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
-    if offs.dtype is not torch.int32 or offs.dim() != 1 or offs.shape[0] == 0:
-        raise ValueError(f"offs: expected int32 of shape [G], G of 1 or more, got {offs.dtype} {list(offs.shape)}")
-    check_like("offs", offs, x, "x", "device")
+def _check_offs(offs: torch.Tensor, x: torch.Tensor) -> None:
+    require_tensors({}, offs=offs)
+    check_index("offs", offs, x, "x")
+    if offs.shape[0] == 0:
+        raise ValueError("offs: expected at least one group, got length 0")
 
 
 def _quantized(

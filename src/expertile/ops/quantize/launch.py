@@ -1,4 +1,4 @@
-"""Host side of the FP8 quantisers' kernels: outputs, configs, launches; quantize.py checks dtypes and shapes."""
+"""Host side of the FP8 quantisers' kernels: outputs, configs, launches; api.py checks dtypes and shapes."""
 
 from dataclasses import dataclass
 from math import gcd, prod

@@ -48,7 +48,7 @@ def _add(top, total, lanes):
 
 @gluon.jit
 def _forward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.constexpr):
-    """One row, see `ring.consume`. Each group is loaded from shared memory while the one before is summed, or
+    """One row, see `ring._consume`. Each group is loaded from shared memory while the one before is summed, or
     computed."""
     start = gl.cast(first, gl.int64) * p.CHUNK
     x_row = p.a_ptr + start
@@ -119,7 +119,7 @@ def softmax_ring_kernel(
 
 @gluon.jit
 def _backward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.constexpr):
-    """One row, see `ring.consume`."""
+    """One row, see `ring._consume`."""
     start = gl.cast(first, gl.int64) * p.CHUNK
     dy_row = p.a_ptr + start
     y_row = p.b_ptr + start

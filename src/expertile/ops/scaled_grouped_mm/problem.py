@@ -102,8 +102,6 @@ class ScaledProblem(Problem):
         Raises ValueError naming the argument, what was expected and what came. Values of `offs` and of the scales are
         read (which synchronises with a GPU) only with `check=True`; those of `offs` also when it is on the CPU anyway.
         """
-        if offs is not None and not isinstance(offs, torch.Tensor):
-            raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
         operands = (described(a), described(b), described(scale_a), described(scale_b))
         problem = ScaledProblem.of_descriptions(*operands, described(offs), described(bias), out_dtype)
         assert offs is not None

@@ -126,8 +126,6 @@ class WeightOnlyProblem(Problem):
         read (which synchronises with a GPU) only with `check=True`, by `w.check_numbers`; those of `offs` also when it
         is on the CPU anyway.
         """
-        if offs is not None and not isinstance(offs, torch.Tensor):
-            raise ValueError(f"offs: expected an int32 tensor, got {type(offs).__name__}")
         fields = described(a), DescribedWeight.of(w), described(offs), described(bias)
         problem = WeightOnlyProblem.of_descriptions(*fields, out_dtype, described(scale_a))
         assert offs is not None
