@@ -189,7 +189,8 @@ def sweep() -> tuple[Workload, ...]:
 def drawn() -> tuple[Workload, ...]:
     """20 products that no choice was fitted to: sizes drawn evenly by their logarithms, rows of a group as a router of
     equal chances gives them in every second one, else alike."""
-    draw, found = Random(0), []
+    draw = Random(0)
+    found: list[Workload] = []
 
     def size(low: int, high: int, grain: int) -> int:
         return grain * round(low * (high / low) ** draw.random() / grain)
