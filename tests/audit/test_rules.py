@@ -55,7 +55,6 @@ GPU_HEADS = (
 )
 CASES = [
     # name, rule, wrong, right
-    ("macs", "work", "It takes 0.3 GMACs, that is 0.3 GFLOPs.", "It takes 0.3 GMACs, that is 0.6 GFLOPs."),
     (
         "efficiency",
         "ratio",
@@ -343,7 +342,6 @@ ASKED = [
     ("ratio", "Kernel time fell from 812 µs to 455 µs. That is a speedup of {}.", "2.18", "1.78"),
     ("total", "Queueing takes 14 ms, prefill 212 ms, decode 1480 ms; in total {} ms.", "1915", "1706"),
     ("total", "We saw 1.31x, 1.18x, 1.44x and 1.09x, a geometric mean of {}x.", "1.49", "1.25"),
-    ("total", "42 % of the step is GEMM, 23 % attention, 17 % waiting and {} % the rest.", "28", "18"),
     (
         "product",
         "Batch 4, accumulation 8, 16 GPUs, sequence length 2048: {} tokens per step.",
@@ -352,7 +350,6 @@ ASKED = [
     ),
     ("product", "On 8 H200 it makes 3,620 tokens/s, i.e. {} tokens/s per GPU.", "552.5", "452.5"),
     ("product", "At batch 64 it makes 3,840 tokens/s, so each user sees {} tokens/s.", "80", "60"),
-    ("product", "It serves 14,200 tokens/s, i.e. {} billion tokens a day.", "2.23", "1.23"),
     ("limit", "An A6000 cannot exceed 59 tokens/s. We get {} tokens/s.", "74", "47"),
     (
         "headline",
@@ -397,8 +394,6 @@ ASKED = [
         "720",
         "505",
     ),
-    ("work", "A 7B model was trained on 1.0T tokens. With 6·N·D that is {} FLOPs.", "4.2e23", "4.2e22"),
-    ("bound", "# Run\n\nA 70B model, 15T tokens, on 1024 H100 in BF16 took {} days of training.", "20", "200"),
     ("work", "Attention, non-causal: B=4, H=32, S=4096, D=128 is {} TFLOP.", "2.2", "1.1"),
     ("decoding", "# One user, A100 80GB\n\nQwen-72B in INT8, batch size 1: {} tok/s.", "61", "24"),
 ]

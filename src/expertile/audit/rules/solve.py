@@ -11,7 +11,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import on_sheet, own_words
+from expertile.audit.rules.hardware import own_words
 from expertile.audit.rules.terms import (
     COLLECTIVE,
     GIB,
@@ -24,7 +24,6 @@ from expertile.audit.rules.terms import (
     multiples,
     parameters,
     terms,
-    trained_work,
 )
 from expertile.audit.rules.work import ONE, Term, cache_of, total_of
 from expertile.audit.units import UNTYPED, product
@@ -239,30 +238,6 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
 
 
-_EQUALS = re.compile(
-    r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
-)
-
-
-def each(report: Report) -> Iterator[Finding]:
-    """One figure in two units: it asks where nothing that counts lies between; a multiply-add is two FLOPs."""
-    for row in (r for r in report.rows if r.kind == "line"):
-        works = ("flop", "flop/item", "rate") if "MAC" in row.text else ("flop",)
-        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), works):
-            held = [q for q in row.of(*kinds) if q.exact and q.value.mid and not on_sheet(row, q)]
-            held = held[:2] if len(kinds) > 1 else held
-            if len(held) != 2 or abs(held[1].start - held[0].end) > 60 or any(q.per_device for q in held):
-                continue
-            between, n = row.text[held[0].end : held[1].start], held[1].plain / held[0].plain
-            units = {re.sub(r"[\d., ]", "", q.text) for q in held}
-            twice = len(units) > 1 and "" not in units
-            said = _EQUALS.search(between.split(",")[-1] if kinds == works else between)
-            if twice and said and not any(n.meets(m, 0.03) for m in (1.0, 1.0737, 1 / 1.0737)):
-                macs = "MAC" in held[0].text
-                message = f"{held[1].text} is {n.mid:.4g} times {held[0].text}{'' if macs else ': of how many is it?'}"
-                yield finding(INCONSISTENT if macs else QUESTION, "work" if macs else "product", message, *held[::-1])
-
-
 _STEP = re.compile(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
@@ -327,8 +302,8 @@ _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gr
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     """What FLOPs, bytes of a KV cache and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
-        work = (t for t in (*terms(row), trained_work(row)) if t and t.kind == "flop" and not t.figure)
-        yield from ((t, 0.12 if t.text[0] == "6" else 0.05, "work") for t in work if t.near and t.named)
+        work = (t for t in terms(row) if t.kind == "flop" and not t.figure)
+        yield from ((t, 0.05, "work") for t in work if t.near and t.named)
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     if q.kind == "bytes" and re.search(r"(?i)\bkv\b", row.clause(q) if row.kind == "line" else words):
         yield cache_of(row), 0.08, "work"

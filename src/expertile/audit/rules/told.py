@@ -94,43 +94,15 @@ def ratios(report: Report) -> Iterator[Finding]:
             )
             found = [f for part, some in parts for f in _in_sentence(part, some)]
             sure = [f for f in found if f.verdict == INCONSISTENT]
-            yield from [*sure, *_scaling(row), *_gained(row)] or [*_in_sentence(row, said)] or found
-        for kind in (*_COMPARED, "percent") if whole.kind == "line" else ():
-            yield from _difference(whole, [q for q in whole.of(kind) if q.exact and mid(q)])
+            yield from [*sure, *_scaling(row)] or [*_in_sentence(row, said)] or found
 
 
-_LEFT = re.compile(r"(?i)(?:\bsav\w*|\bless|\bmore|fewer|differ\w*|reduction of|gain of|drop of|\bby)\W*(?:\w+ )?$")
 _POINTS = re.compile("points|pp$")
-
-
-def _difference(row: Row, held: list[Quantity]) -> Iterator[Finding]:
-    """ "From 48 ms to 32 ms, which saves 12 ms", "from 61 % to 84 %, a gain of 33 percentage points"."""
-    said = [q for q in held if _POINTS.search(q.text) or (q.kind != "percent" and _LEFT.search(row.text[: q.start]))]
-    a, b = [q for q in held if q not in said] if len(held) == 3 and len(said) == 1 else (None, None)
-    if a and b and _FROM.search(row.text[max(0, a.start - 8) : b.start]):
-        low, high = sorted((a.value, b.value), key=lambda x: x.mid)
-        left = Interval(max(0.0, high.lo - low.hi), high.mid - low.mid, high.hi - low.lo)
-        if not said[0].value.meets(left, 0.02):
-            message = f"{a.text} and {b.text} are not {said[0].text} apart: is it of these two?"
-            yield finding(QUESTION, "ratio", message, said[0], a, b)
 
 
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
 _MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
 _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
-
-
-_GAINED = re.compile(rf"(?i)\b(\d+) {_UNITS}[^.;()]*?(?<![\d.])(\d+(?:\.\d+)?)[x×][^.;()%]*\((\d+(?:\.\d+)?) ?%")
-
-
-def _gained(row: Row) -> Iterator[Finding]:
-    """ "With 16 GPUs 15.2x (95 %), with 64 GPUs 54.1x (84.5 %)"."""
-    for m in _GAINED.finditer(row.text):
-        n, gain, share = float(m[1]), printed(m[2]), printed(m[3]) * 0.01
-        q = next((q for q in row.of("percent") if q.start <= m.start(3) < q.end), None)
-        if q and n > 1 and not share.meets(gain / n, 0.02) and share.meets(gain / n, 0.6):
-            message = f"{m[2]}x on {n:.0f} is an efficiency of {100 * gain.mid / n:.3g} %, not {q.text}"
-            yield finding(QUESTION, "ratio", f"{message}: of how many?", q)
 
 
 def _scaling(row: Row) -> Iterator[Finding]:

@@ -10,7 +10,6 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.hardware import PEAK
 from expertile.audit.rules.made import TYPED
 from expertile.audit.units import unit_of_name
 
@@ -20,10 +19,7 @@ _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
-_OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
 _ADDS = ("time", "bytes", "percent")
-_SPENT = re.compile(r"(?i)where .*(?:time|step)|spen[dt]|break ?down|split|share of|distribution|profile")
 
 
 def totals(report: Report) -> Iterator[Finding]:
@@ -36,20 +32,12 @@ def totals(report: Report) -> Iterator[Finding]:
                 held = []
             elif not row.summary:
                 held.append(row)
-        peaks = any(PEAK.search(h.lower()) for h in grid.header)
-        for c in (c for c in grid.columns("percent") if grid.drawn and not peaks and _OF_ALL.search(grid.header[c])):
-            of = [q for row in grid.body if (q := row.figure(c))]
-            if len(of) == len(grid.body) > 1:
-                yield from _whole(of, 1.02 + 0.005 * len(of), 1.0)
     for row in report.lines_of_text:
         yield from _listed(row)
     stages = [row for row in report.lines_of_text if report.blocks[row.block].kind != "prose"]
     for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
         held = [row for _, row in some if len(row.quantities) == 1]
         yield from _added([row.quantities[0] for row in held])
-        shares = [q for row in held for q in row.of("percent") if q.exact]
-        if len(shares) == len(held) > 2 and _SPENT.search(f"{held[0].headings} {held[0].lead} {held[0].text}"):
-            yield from _whole(shares, 1.025, 0.0)
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
@@ -82,25 +70,9 @@ def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Ite
         yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
 
-def _whole(shares: list[Quantity], most: float, least: float) -> Iterator[Finding]:
-    """Shares that add up to more than `most`, or to less than `least`."""
-    whole = sum(q.value.mid for q in shares)
-    if most < whole < 1.5 or 0.6 < whole < least < 1:
-        yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", shares[-1], *shares[:-1])
-
-
 def _listed(row: Row) -> Iterator[Finding]:
     """ "1.2x, 1.4x and 1.3x, a mean of 1.3x", "14 ms, 212 ms and 9 ms, in total 235 ms"; the parts may stand in the
     sentences before."""
-    shares = row.of("percent")
-    if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
-        yield from _whole(shares, 1.025, 0.975)
-    elif (
-        len(shares) > 2
-        and re.search(r"\b[Oo]f (?:the|a|our|its|these) \W*\d", row.text)
-        and all(q.exact for q in shares)
-    ):
-        yield from _whole(shares, 1.025, 0.0)
     for q in (q for q in row.of(*TYPED, "ratio", "money", "energy", "percent") if q.exact):
         words = q.label[-30:]
         if re.match(r", ?(?:and )?\d| ?\+", row.text[q.end :]):
