@@ -221,8 +221,6 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             and (first or by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s"))
         ):
             of = replace(by_key, low=of.low, high=of.high)
-        if of.kind == "params" and re.fullmatch(r"\d{4,} ?B", text[m.start() : end]):
-            of = Unit("bytes", 1.0, 1.0)  # "33554432 B"
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = (_BOUND.search(before) and not during) or "+" in ends
@@ -287,16 +285,10 @@ def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity
         more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
     for q in (q for q in found if q.kind in _RATES):
         more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
-        noun = re.search(r"([a-z]{3,}s) ?(?:/|per) ?s", q.text) if q.kind == "items_per_s" else None
-        if noun and not any(o.kind == "items" for o in found):
-            counts = re.finditer(rf"({NUMBER})( million| M|k|M)? {noun[1]}\b(?! ?(?:/|per))", text)
-            more += [(replace(q, kind="items"), m, 1) for m in counts]
     for of, m, at in more:
         if not any(q.start <= m.start(at) < q.end for q in found):
             shown = re.match(NUMBER, of.text)
             scale = of.value.mid / printed(shown[0]).mid if shown else 1.0
-            if of.kind == "items":
-                scale = {"": 1.0, "k": 1e3}.get((m[2] or "").strip(), 1e6)
             value = printed(m[at]) * scale
             found.append(replace(of, value=value, text=m[at], label=m[1], start=m.start(at), end=m.end(at), after=""))
     return sorted(found, key=lambda q: q.start)

@@ -217,8 +217,6 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, str]:
             found.update(_flat(value, f"{prefix}{key} "))
         elif isinstance(value, (str, int, float)) and len(str(value)) < 200:
             found[prefix + key] = str(value)
-        elif isinstance(value, list) and 0 < len(value) <= 8 and all(isinstance(v, int) for v in value):
-            found[prefix + key] = "x".join(map(str, value))
     return found
 
 
@@ -241,6 +239,12 @@ class _Finder:
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
+
+    def peek(self, piece: str) -> int:
+        """The line of what may stand behind others that are looked for later."""
+        at, line = self._at, self.line(piece)
+        self._at = at
+        return line
 
     def line(self, piece: str) -> int:
         found = (self._text.find(json.dumps(piece, ensure_ascii=a)[1:-1], self._at) for a in (False, True))
@@ -269,7 +273,7 @@ def _json(text: str) -> list[Block]:
             if not nested or (_is_leaf(value) and len(nested) <= 6 and len(nested) <= len(value) < 40):
                 records([value])
                 return
-            plain = [Line(finder.line(k), f"{k}: {v}") for k, v in value.items() if k not in nested]
+            plain = [Line(finder.peek(k), f"{k}: {v}") for k, v in value.items() if k not in nested]
             blocks.extend([Block("code", plain)] if plain else [])
             for key, inner in nested.items():
                 blocks.append(Block("heading", [Line(finder.line(key), key)], level=level + 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import NUMBER, Interval, printed
+from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import (
@@ -226,7 +226,6 @@ def _link(text: str, row: Row) -> _Limit | None:
     return _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if len(values) == 1 else None
 
 
-_OF_ONE = re.compile(r"(?:core|gpu|sm|memory|bandwidth|compute|tensor)s? utili[sz]ation|occupancy|hit[ -]?rate|\bhfu\b")
 _OF = re.compile(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
     r"\w+'s)\W*)*"
@@ -235,8 +234,6 @@ _OF = re.compile(
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     """Whether a sentence says "64 % of 756 TFLOPS"."""
-    if row.kind == "line" and base.end <= p.start and re.search(r"\bOf (?:the |its )?$", row.text[: base.start]):
-        return True  # "Of the 989 TFLOPS we use 58 %"
     if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
         return False
     return bool(_OF.fullmatch(row.text[p.end : base.start]))
@@ -258,9 +255,6 @@ def shares(report: Report) -> Iterator[Finding]:
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
     for row in rows:
         yield from _mfu(row)
-        for p in row.of("percent"):
-            if p.exact and 1.005 < p.value.lo < 20 and _OF_ONE.search(p.words) and "cpu" not in p.words:
-                yield finding(QUESTION, "share of peak", f"{p.text} is more than the whole: of how many?", p)
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
@@ -268,11 +262,6 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
     said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
     found = [(q, q.plain) for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
-    work = [q for q in row.of("flop" if kind == "rate" else "bytes") if not found]
-    work = [q for q in work if re.search(r"(?i)read|writ|mov|transfer|load|stream", q.label[-24:])] or work
-    both = len(work) == 2 and re.search(r"(?i)read.*writ|writ.*read", row.text)
-    if (len(work) == 1 or both) and (time := row.only("time")):
-        found = [(work[0], sum((q.plain for q in work[1:]), work[0].plain) / time.value)]
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
@@ -282,10 +271,6 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
     known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
-    said_of = re.match(r"\W*of (?:the )?(\d[\d.,]*\d)\b", row.text[p.end :]) if row.kind == "line" else None
-    shown = re.match(NUMBER, q.text)
-    if said_of and shown and (printed(shown[0]) / printed(said_of[1])).meets(p.value, 0.01):
-        return  # "MFU 40.7 % of 989"
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     part, slack = rate / p.value, 0.03 if here else 0.06
     near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
