@@ -62,8 +62,8 @@ def _added(figures: list[Quantity]) -> Iterator[Finding]:
 
 def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Iterator[Finding]:
     """A sum, of which one part may be left out, or a mean that the parts do not make."""
-    means = _may_be([x.value for x in parts], total and not mean)
-    means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
+    means = may_come_to([x.value for x in parts], total and not mean)
+    means += [m for x in parts if total for m in may_come_to([y.value for y in parts if y is not x], True)]
     slacks = [0.03 if total else 0.012, *(0.005 for _ in means)]
     if not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
         made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
@@ -94,7 +94,8 @@ def _listed(row: Row) -> Iterator[Finding]:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
 
-def _may_be(values: list[Interval], total: bool) -> list[Interval]:
+def may_come_to(values: list[Interval], total: bool) -> list[Interval]:
+    """What may be called the total of figures, or their mean."""
     mids, n = [v.mid for v in values], len(values)
     half = sum(v.hi - v.lo for v in values) / max(sum(mids), 1e-30) / 2
     found = [sum(mids)] if total else [sum(mids) / n, statistics.median(mids), sum(mids)]
@@ -125,7 +126,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
-        means = _may_be(values, total)
+        means = may_come_to(values, total)
         usual = means[-2 if "geo" in label.lower() else 0]
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
