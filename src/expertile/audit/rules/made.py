@@ -146,7 +146,7 @@ def _quotient(target: Cells, x: Source, y: Source, name: str, direct: bool) -> M
 def quotients(grid: Grid, target: int, sources: list[Source], ones: list[int]) -> Iterator[Made]:
     """Two columns of a kind, or a column and one of its rows."""
     cells = {r: q for r, q in enumerate(grid.column(target)) if q is not None}
-    typed = [s for s in sources if s.kind in (*TYPED, "bare", "mixed")]
+    typed = [s for s in sources if s.kind not in ("", "ratio", "percent", "other", "number")]
     each = [*_each(grid, typed)]
     for some, of in ((typed, ""), (each, " of each GPU")) if len(typed) < 13 else ():
         for x, y in itertools.permutations(some, 2):

@@ -111,7 +111,7 @@ def _around(row: Row) -> list[Term]:
     own = own if same else timed if own & timed else set()
     near: list[Term] = []
     for r in lines:
-        some = [t for t in terms(r) if t.figure and t.kind != "params"]
+        some = [t for t in terms(r) if t.figure and (t.kind != "params" or kind == "list")]
         near += some if kind == "code" or len({t.kind for t in some}) == 1 else []
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
@@ -188,7 +188,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
 
 
 WALL = re.compile(
-    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|latency|delta)).*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
+    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
 )
 
 

@@ -39,7 +39,12 @@ def spoken(report: Report) -> Iterator[Finding]:
         if _ALL.search(row.text) and not _NOT_ALL.search(row.text) and not row.of("ratio", "percent"):
             yield from itertools.chain(*(_every(g, row) for g in grids if g.drawn))
         for q in row.quantities if grids and not APART.search(row.text) else ():
-            if q.exact and q.value.mid and q.line not in {r.line for g in grids for r in g.rows}:
+            if (
+                q.exact
+                and q.value.mid
+                and q.text[0] not in "+-−"
+                and q.line not in {r.line for g in grids for r in g.rows}
+            ):
                 yield from _summary(row, q, grids)
                 yield from _extreme(row, q, grids)
 

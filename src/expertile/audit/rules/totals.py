@@ -144,10 +144,13 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
 
 
 _RANK = re.compile(
-    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|"
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
     r"(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
 _AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
+
+# An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
+_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 
 
 def orders(report: Report) -> Iterator[Finding]:
@@ -159,9 +162,17 @@ def orders(report: Report) -> Iterator[Finding]:
         ranks, times = [m[0] for m in _RANK.finditer(row.text.lower())], row.of("time")
         if row.kind == "line" and len(ranks) == len(times) > 1 and row.text.lower().rfind(ranks[-1]) < times[0].start:
             yield from _ordered([*zip(ranks, times, strict=True)], False)  # "p50 / p99 were 120 and 260 ms"
-    for grid in report.grids:
+        for m in _AROUND.finditer(row.text) if line else ():
+            held = [q for q in row.of(*TYPED) if m.start() < q.start < m.end()]
+            if len(held) == 3 and {q.kind for q in held} == {held[0].kind}:
+                low, middle, high = (q.value for q in held)
+                if low.lo > middle.hi or middle.lo > high.hi:
+                    message = f"{', '.join(q.text for q in held)} are in the wrong order"
+                    yield finding(INCONSISTENT, "order", message, held[1], held[0], held[2])
+    for grid in report.tables:
         for c in range(len(grid.header)):
-            yield from _ordered([(row.label, q) for row in grid.rows if (q := row.figure(c))], True)
+            cells = [(row, q) for row in grid.rows if (q := row.figure(c))]
+            yield from _ordered([(row.label if grid.drawn else row.text[: q.start], q) for row, q in cells], True)
 
 
 def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False) -> Iterator[Finding]:
