@@ -12,7 +12,7 @@ from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
-from expertile.audit.rules.terms import parameters, terms, weights
+from expertile.audit.rules.terms import terms, weights
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
@@ -117,7 +117,6 @@ def _bytes_near(row: Row) -> list[Quantity]:
 
 def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Demand]:
     text = f"{q.words} {row.text.lower()}"
-    text = text.replace("effective", "") if _MEMORY.search(text) else text
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     # "… at 5.9 TB/s from HBM" says it of the figure itself; so many bytes fit in no cache.
     said = re.search(r"\b(?:from|to|of) (?:hbm|dram)|(?:hbm|dram) (?:bandwidth|throughput|traffic)", q.words)
@@ -248,15 +247,8 @@ _NO_DECODE = re.compile(
 
 
 def _generated(row: Row) -> Iterator[Demand]:
-    """2·N FLOPs for each token, and every weight once for each token of a single stream."""
+    """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), max(gpu_counts(row))
-    n = parameters(row) if q and len(row.devices) == 1 else None
-    cached = _says(row.report, r"prefix cach|from (?:the )?cache|cache hit")  # which no GPU computes
-    cached |= "sampling" in row.text
-    if q and n and not cached and not any("mfu" in p.words for p in row.of("percent")):
-        formats, each = row.report.everything.of("formats") or DTYPES, 1.0 if q.per_device else count
-        text, ask = f"2 · {n / 1e9:.3g} B · {q.text}", "on how many GPUs?"
-        yield Demand(q, "rate", q.value * (2 * n), text, "bound", ask, math.inf, formats, each, 1.25)
     q = row.only("s_per_token") or q
     lines = row.report.lines_of_text if q and not row.devices else []
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]

@@ -25,7 +25,7 @@ from expertile.audit.rules.terms import (
     parameters,
     terms,
 )
-from expertile.audit.rules.work import ONE, Term, cache_of, total_of
+from expertile.audit.rules.work import ONE, Term, total_of
 from expertile.audit.units import UNTYPED, product
 
 Held = tuple[list[Term], ...]
@@ -137,7 +137,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill", "", text
         )
     lent_of = " ".join(f.words for f in figures if f not in row.quantities)
-    lent_of = re.sub(r"requests?", "", lent_of) if any(f.noun == "request" for f in figures) else lent_of
     if lent_of and re.search(law.unless, lent_of):
         return
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
@@ -301,14 +300,12 @@ _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gr
 
 
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
-    """What FLOPs, bytes of a KV cache and bytes of weights may be, and by which share they may be off."""
+    """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
         work = (t for t in terms(row) if t.kind == "flop" and not t.figure)
         yield from ((t, 0.05, "work") for t in work if t.near and t.named)
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
-    if q.kind == "bytes" and re.search(r"(?i)\bkv\b", row.clause(q) if row.kind == "line" else words):
-        yield cache_of(row), 0.08, "work"
-    elif q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
+    if q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
         n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
