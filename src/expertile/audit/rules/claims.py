@@ -7,7 +7,7 @@ from math import prod
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import Interval, exact
+from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
 
@@ -162,9 +162,8 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             (t, r.bare | r.own) for g in report.grids for r in g.body if (t := r.only("time") or r.only("s_per_item"))
         ]
         runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
-        pairs = [(a, b) for a, b in itertools.combinations(runs, 2) if a[0].line != b[0].line or a[0] is not b[0]]
-        fits = [(a, b) for a, b in pairs if any(said[0].value.meets(x, 0.02) for x in _both(a[0], b[0]))]
-        yield from itertools.chain(*(_unequal(said[0], (), a, b) for a, b in fits[:1]))
+        found = (f for pair in itertools.combinations(runs, 2) for f in _unequal(said[0], (), *pair))
+        yield from itertools.islice(found, 1)
         times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact]
         if len(times) == 2:
             (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
@@ -175,10 +174,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
         for r, q, t in cells if len(bases) == 1 else ():
             yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
-
-
-def _both(a: Quantity, b: Quantity) -> tuple[Interval, Interval]:
-    return a.value / b.value, b.value / a.value
 
 
 def _work(text: str) -> dict[str, float]:
