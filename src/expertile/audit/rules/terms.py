@@ -110,7 +110,6 @@ def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "con
     """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
     of = row.report.everything.of
     named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
-    named = named if len(named) < 9 else [*dict.fromkeys(named)]
     several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
     beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
     beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
