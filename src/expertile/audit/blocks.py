@@ -96,7 +96,6 @@ def _directive(lines: list[Line], i: int) -> tuple[Table, int] | None:
         elif kind[2] == "list" and item:
             rows += [[]] if item[1] or not rows else []
             rows[-1].append((line.number, item[2].strip()))
-    rows = [row for row in rows if len(row) == len(rows[0])]
     if len(rows) < 2:
         return None
     head, *held = ([text for _, text in row] for row in rows)

@@ -81,6 +81,8 @@ _TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){
 _ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
 # "train_runtime = 1:25:12.40"
 _CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
+# benchstat's "118.40n ± 1%"
+_SECONDS_EACH = re.compile(r"(?<=\d)([nµm]?) ± (?:\d+%|∞)")
 _PERCENTILE = re.compile(r"\b[Pp]ercentile ?\((\d\d(?:\.\d+)?) ?%?\)")
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
@@ -98,6 +100,7 @@ def clean(text: str) -> str:
     text = _ONE_OF.sub("1.00 ", text)
     text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
     text = _PERCENTILE.sub(r"p\1", text) if "ercentile" in text else text
+    text = _SECONDS_EACH.sub(r" \1s", text) if "±" in text else text
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text
@@ -148,7 +151,10 @@ _LIST = re.compile(
     rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of) |"
     rf"(?:{NUMBER} ?/ ?){{2,}})$"
 )
-_TRAILING_KEY = re.compile(r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|(?P<rate>\b[A-Za-z]+/s(?:ec)?) $")
+_TRAILING_KEY = re.compile(
+    r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|"
+    r"(?P<rate>\b[A-Za-z]+/s(?:ec)?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
+)
 
 
 _GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
@@ -221,8 +227,6 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             and (first or by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s"))
         ):
             of = replace(by_key, low=of.low, high=of.high)
-        if of.kind == "params" and re.fullmatch(r"\d{4,} ?B", text[m.start() : end]):
-            of = Unit("bytes", 1.0, 1.0)  # "33554432 B"
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = (_BOUND.search(before) and not during) or "+" in ends
@@ -240,16 +244,19 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             value = Interval(0.95 * value.lo, value.mid, 1.05 * value.hi)
         change = re.search(r"(?i)\bfrom ?$", before)
         rose = m["b"] and change
+        since = bool(m["b"]) and of.kind == "time" and value.mid == 0  # "0.00-10.00 sec"
         if m["b"] and not rose:
             other = _value(m["b"], of)
-            value = Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
+            value = other if since else Interval(min(value.lo, other.lo), value.mid, max(value.hi, other.hi, value.mid))
         label = name or re.split(r"[.;|]\s", before)[-1][-64:].strip()
         after = re.split(r"[.;,|()]\s|\n|\s[(|]", text[end : end + 48] + " ")[0].strip()
         # "2.4x-3.1x" is a range; "12 ms to 3 ms" is a change.
         ranged = of.kind in ("ratio", "percent") and not change and re.match(r" ?(?:[-–—]|to) ?\d", text[end:])
         # "-2.6 % (vs 48 % before)" names a base of its own.
         based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
-        sure = not (bound or ranged or based or (m["b"] and not rose) or (of.kind != "percent" and m["a"][0] in "-−"))
+        sure = not (
+            bound or ranged or based or (m["b"] and not (rose or since)) or (of.kind != "percent" and m["a"][0] in "-−")
+        )
         # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
         more = [(m["a"], m.start())] if rose else []
@@ -262,7 +269,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if rose:
             value, label, at = _value(m["b"], of), "to", m.start("b")
         last = found[-1] if found else None  # "14 min 20 s"
-        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and value.hi < last.value.lo:
+        units = [re.sub(r"[\d., ]", "", x) for x in (last.text if last else "", text[at:end])]
+        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and units[0] != units[1]:
             value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
@@ -287,16 +295,10 @@ def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity
         more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
     for q in (q for q in found if q.kind in _RATES):
         more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
-        noun = re.search(r"([a-z]{3,}s) ?(?:/|per) ?s", q.text) if q.kind == "items_per_s" else None
-        if noun and not any(o.kind == "items" for o in found):
-            counts = re.finditer(rf"({NUMBER})( million| M|k|M)? {noun[1]}\b(?! ?(?:/|per))", text)
-            more += [(replace(q, kind="items"), m, 1) for m in counts]
     for of, m, at in more:
         if not any(q.start <= m.start(at) < q.end for q in found):
             shown = re.match(NUMBER, of.text)
             scale = of.value.mid / printed(shown[0]).mid if shown else 1.0
-            if of.kind == "items":
-                scale = {"": 1.0, "k": 1e3}.get((m[2] or "").strip(), 1e6)
             value = printed(m[at]) * scale
             found.append(replace(of, value=value, text=m[at], label=m[1], start=m.start(at), end=m.end(at), after=""))
     return sorted(found, key=lambda q: q.start)

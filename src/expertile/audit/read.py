@@ -18,6 +18,8 @@ _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 
 def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
+    if "ransaction" in text and "oken" not in text:
+        text = re.sub(r"(?i)\btps\b", "transactions/s", text)
     text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", text))
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
@@ -217,8 +219,6 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, str]:
             found.update(_flat(value, f"{prefix}{key} "))
         elif isinstance(value, (str, int, float)) and len(str(value)) < 200:
             found[prefix + key] = str(value)
-        elif isinstance(value, list) and 0 < len(value) <= 8 and all(isinstance(v, int) for v in value):
-            found[prefix + key] = "x".join(map(str, value))
     return found
 
 
@@ -241,6 +241,12 @@ class _Finder:
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
+
+    def peek(self, piece: str) -> int:
+        """The line of what may stand behind others that are looked for later."""
+        at, line = self._at, self.line(piece)
+        self._at = at
+        return line
 
     def line(self, piece: str) -> int:
         found = (self._text.find(json.dumps(piece, ensure_ascii=a)[1:-1], self._at) for a in (False, True))
@@ -269,7 +275,7 @@ def _json(text: str) -> list[Block]:
             if not nested or (_is_leaf(value) and len(nested) <= 6 and len(nested) <= len(value) < 40):
                 records([value])
                 return
-            plain = [Line(finder.line(k), f"{k}: {v}") for k, v in value.items() if k not in nested]
+            plain = [Line(finder.peek(k), f"{k}: {v}") for k, v in value.items() if k not in nested]
             blocks.extend([Block("code", plain)] if plain else [])
             for key, inner in nested.items():
                 blocks.append(Block("heading", [Line(finder.line(key), key)], level=level + 1))

@@ -73,10 +73,6 @@ class Row:
             row.said = self.text
             row.text = " " * past + self.text[past:end] + " " * (len(self.text) - end)
             past = end
-        if not rows and self.kind == "line" and "; " in self.text:
-            marks = [0, *(m.end() for m in re.finditer("; ", self.text)), len(self.text)]
-            held = [[q for q in self.quantities if a <= q.start < b] for a, b in itertools.pairwise(marks)]
-            rows = [self.of_these(of) for of in held if of] if sum(len(of) > 1 for of in held) > 1 else []
         return rows or [self]
 
     def of_these(self, figures: list[Quantity]) -> "Row":
@@ -319,6 +315,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
     for row in lines:
         if 0 < len(row.quantities) < 7:
             behind = re.sub(r"[\d.,]+|\s+", lambda m: "0" if m[0].strip() else " ", row.text[row.quantities[0].start :])
+            behind = re.sub(r"[-+−]?0( ?)[nµm]?(?=s\b)|[-+−]0", r"0\1", behind)  # whatever the prefix and the sign
             alike.setdefault(row.block, {}).setdefault(behind.strip(), []).append(row)
     for block, groups in alike.items():
         for behind, rows in groups.items():
@@ -339,9 +336,6 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     """A table's rows and its header."""
     header = tuple(re.sub(r"(?<=[a-z]{3})[A-Z][a-z]+", lambda m: f" {m[0].lower()}", clean(h)) for h in table.header)
     units = list(map(unit_of_name, header))
-    for c, name in enumerate(header):  # "s" above decimals are seconds
-        if name == "s" and any(re.search(r"\d\.\d", cells[c]) for _, cells in table.rows):
-            units[c] = unit_of_name("time (s)")
     short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
     rows = []
     for at, (number, raw) in enumerate(table.rows):

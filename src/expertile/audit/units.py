@@ -304,7 +304,4 @@ def unit_of_name(name: str) -> Unit | None:
             return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
-    head, _, inside = name.partition(" ")
-    if "_" in head and re.fullmatch(r"[a-z_]+", inside) and not re.search("count|num|ratio|size", inside):
-        return unit_of_name(head)  # "memory_gb weights"
     return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]

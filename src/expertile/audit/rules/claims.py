@@ -7,7 +7,7 @@ from math import prod
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import Interval, exact
+from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
 
@@ -54,27 +54,19 @@ def compression(report: Report) -> Iterator[Finding]:
         near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
         for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
             yield from _ratio(row, q, near, wide)
-        held, bits = [b for b in row.of("bytes") if b.value.mid > 1e3], _bits(row.text)
-        one = len({*_OBJECT.findall(row.text.lower())}) < 2 and not _NOT_BITS.search(row.text)
-        if one and len(held) == len(bits) == 2 and all(b.exact for b in held):  # "12 GB in FP16 and 2 GB in INT4"
-            large, small = sorted(held, key=lambda b: -b.value.mid)
-            yield from _beyond(large, small, bits, True)
-        yield from _switched(row)
+        # "12 GB in FP16 and 2 GB in INT4", "40 GiB in FP16. After switching to FP8 it's at 12 GiB."
+        both = [row.before, row] if row.before and _SWITCHED.search(row.text) else []
+        for some in ([row], both):
+            text = " ".join(r.text for r in some)
+            held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
+            one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(text)
+            if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
+                large, small = sorted(held, key=lambda b: -b.value.mid)
+                yield from _beyond(large, small, bits, some is not both)
     for grid in report.grids:
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
-
-
-def _switched(row: Row) -> Iterator[Finding]:
-    """ "40 GiB in FP16. After switching to FP8 it's at 12 GiB." """
-    if not (before := row.before) or not _SWITCHED.search(row.text):
-        return
-    large, small = (r.of("bytes") for r in (before, row))
-    wide, narrow = _bits(before.text), _bits(row.text)
-    one_each = len(large) == len(small) == 1 and large[0].exact and small[0].exact and small[0].value.mid > 1e6
-    if one_each and wide and narrow and len(wide) + len(narrow) < 4 and narrow[0] < wide[0]:
-        yield from _beyond(large[0], small[0], [wide[0], narrow[0]], False)
 
 
 def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[Finding]:
@@ -170,9 +162,8 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             (t, r.bare | r.own) for g in report.grids for r in g.body if (t := r.only("time") or r.only("s_per_item"))
         ]
         runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
-        pairs = [(a, b) for a, b in itertools.combinations(runs, 2) if a[0].line != b[0].line or a[0] is not b[0]]
-        fits = [(a, b) for a, b in pairs if any(said[0].value.meets(x, 0.02) for x in _both(a[0], b[0]))]
-        yield from itertools.chain(*(_unequal(said[0], (), a, b) for a, b in fits[:1]))
+        found = (f for pair in itertools.combinations(runs, 2) for f in _unequal(said[0], (), *pair))
+        yield from itertools.islice(found, 1)
         times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact]
         if len(times) == 2:
             (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
@@ -183,10 +174,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
         for r, q, t in cells if len(bases) == 1 else ():
             yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
-
-
-def _both(a: Quantity, b: Quantity) -> tuple[Interval, Interval]:
-    return a.value / b.value, b.value / a.value
 
 
 def _work(text: str) -> dict[str, float]:

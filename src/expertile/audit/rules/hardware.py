@@ -72,7 +72,7 @@ SHARE = re.compile(
 NAMED = re.compile(
     r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|"
     r"\((?:nvlink|pci-?e)[\w. ]{0,12} |"
-    r"\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) )$"
+    r"\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
 )
 MEASURED = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"

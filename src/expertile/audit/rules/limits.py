@@ -1,6 +1,5 @@
 """What a run did in a second, stated or implied, against the most that its GPUs can do."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
-from expertile.audit.rules.terms import combine, parameters, terms, trained_work, weights
+from expertile.audit.rules.terms import terms, weights
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
@@ -65,7 +64,7 @@ def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
     for row in report.all_rows:
-        for d in (*_stated(row), *_computed(row, largest), *_moved(row), *_generated(row), *_needed(row)):
+        for d in (*_stated(row), *_computed(row, largest), *_moved(row), *_generated(row), *_swept(row)):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
             if over > (d.slack or slack):
@@ -118,7 +117,6 @@ def _bytes_near(row: Row) -> list[Quantity]:
 
 def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Demand]:
     text = f"{q.words} {row.text.lower()}"
-    text = text.replace("effective", "") if _MEMORY.search(text) else text
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     # "… at 5.9 TB/s from HBM" says it of the figure itself; so many bytes fit in no cache.
     said = re.search(r"\b(?:from|to|of) (?:hbm|dram)|(?:hbm|dram) (?:bandwidth|throughput|traffic)", q.words)
@@ -149,14 +147,9 @@ _EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?
 
 
 def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
-    """The work of the row's sizes, or of a training run, in each of its times."""
+    """The work of the row's sizes in each of its times."""
     whole, count = row.report.everything.of("formats"), max(gpu_counts(row))
     times = [q for q in row.of("time") if row.devices and q.value.hi > 0 and not _NO_RUN.search(q.words)]
-    trained, gpus = trained_work(row) if times else None, row.size("gpus")
-    for q in (q for q in times if trained and gpus and q.exact and q.value.mid > 3600):
-        known, text = tuple(f for f in ("bf16", "fp8") if row.devices[0].peak(f)), f"{trained.text} in {q.text}"  # type: ignore[union-attr]
-        rate = trained.value / q.value  # type: ignore[union-attr]
-        yield Demand(q, "rate", rate, text, "bound", "on how many GPUs?", math.inf, known, gpus.value, 1.0)  # type: ignore[union-attr]
     work = next((t for t in terms(row) if t.kind == "flop" and not t.figure and t.named), None) if times else None
     guess = largest if times and not work and row.kind == "table" and not row.own else None
     # A part of a profile is of something else; a named step of it may be another operation.
@@ -204,35 +197,7 @@ def _moved(row: Row) -> Iterator[Demand]:
         yield Demand(moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, lines=(t.line,))
 
 
-_HELD = re.compile(r"(?i)alloc|(?:peak|max) (?:gpu |vram )?memory|memory (?:used|usage)|vram used|occup|of vram")
-_NOT_HELD = re.compile(r"(?i)host|cpu|\bram\b|offload|disk|total|across|gpus|nodes?\b|would|needs|unified|checkpoint")
 _ONE_PASS = re.compile(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b")
-
-
-def _needed(row: Row) -> Iterator[Demand]:
-    """Bytes held in the memory; the traffic that an intensity, or so many elements read and written, need."""
-    memory = max((d.memory_bytes for d in row.devices), default=0)
-    for q in row.of("bytes") if memory and max(gpu_counts(row)) == 1 else ():
-        words = row.clause(q) if row.kind == "line" else f"{q.label} {row.label}"
-        if q.exact and _HELD.search(words) and not _NOT_HELD.search(words) and q.value.mid < 8 * memory:
-            ask = "is it of one GPU?"
-            yield Demand(q, "bytes", q.value, q.text, "capacity", ask, slack=1.08, most=memory)
-    near = [q for r in (row, row.before) if r for q in r.of("intensity") if q.exact]
-    for q in row.of("rate") if len(near) == 1 and row.devices else ():
-        if q.exact and not on_sheet(row, q):
-            text, ask = f"{q.text} at {near[0].text}", "does the data come from a cache?"
-            yield Demand(q, "bandwidth", q.value / near[0].value, text, "intensity", ask, lines=(near[0].line,))
-    items = [t for t in terms(row) + (terms(row.before) if row.before else ()) if t.figure] if row.devices else []
-    for a, b in itertools.permutations(items, 2):
-        if (a.kind, b.kind) == ("flop/item", "items_per_s"):
-            t = combine(a, b, 1)
-            known, ask = row.report.everything.of("formats") or DTYPES, "on how many GPUs?"
-            yield Demand(b.figure, "rate", t.value, t.text, "bound", ask, formats=known, count=max(gpu_counts(row)))  # type: ignore[arg-type]
-    for text, held, lines in _swept(row):
-        for q in row.of("time", "s_per_item"):
-            text_of, ask = f"{text} in {q.text}", "is this the same run?"
-            if q.exact and q.value.mid and not _NO_RUN.search(q.words):
-                yield Demand(q, "bandwidth", exact(held) / q.value, text_of, "traffic", ask, lines=lines)
 
 
 _SWEEP = re.compile(
@@ -242,7 +207,7 @@ _SWEEP = re.compile(
 _DECODE = re.compile(r"decod|split-?kv|paged")
 
 
-def _swept(row: Row) -> Iterator[tuple[str, float, Lines]]:
+def _swept(row: Row) -> Iterator[Demand]:
     """The bytes that a run reads and writes at least: of an array of a stated size, of the KV cache of one layer."""
     if not row.of("time", "s_per_item") or row.of("percent", "ratio", "tokens_per_s") or not row.devices:
         return
@@ -256,7 +221,7 @@ def _swept(row: Row) -> Iterator[tuple[str, float, Lines]]:
     if cache and all(cache) and not row.size("layers"):
         held, text = [s for s in cache if s], " · ".join(f"{s.value:.0f}" for s in cache if s)
         total = 2 * nbytes * math.prod(s.value for s in held)
-        yield f"2 · {text} {formats[0]} values", total, tuple(s.line for s in held)
+        yield from _traffic(row, f"2 · {text} {formats[0]} values", total, tuple(s.line for s in held))
     stated = (row.report.facts[b].of("tuples") for b in row.above if row.is_near(b))
     size, shapes = row.size("elements"), {*next(filter(None, stated), ())}
     shape = shapes.pop() if len(shapes) == 1 and _SWEEP.search(words) and row.facts.of("tuples") == () else ()
@@ -265,7 +230,15 @@ def _swept(row: Row) -> Iterator[tuple[str, float, Lines]]:
     n = size.value if size and size.near else math.prod(shape) if shape else 0
     if n * nbytes > 4 * max(d.l2_bytes for d in row.devices) and not re.search(r"gemm|matmul|conv", words):
         passes = 1 if _ONE_PASS.search(words) and not shape else 2
-        yield f"{passes} · {n:.0f} {formats[0]} elements", passes * nbytes * n, (size.line,) if size else ()
+        text, lines = f"{passes} · {n:.0f} {formats[0]} elements", (size.line,) if size else ()
+        yield from _traffic(row, text, passes * nbytes * n, lines)
+
+
+def _traffic(row: Row, text: str, nbytes: float, lines: Lines) -> Iterator[Demand]:
+    for q in row.of("time", "s_per_item"):
+        if q.exact and q.value.mid and not _NO_RUN.search(q.words):
+            text_of, ask = f"{text} in {q.text}", "is this the same run?"
+            yield Demand(q, "bandwidth", exact(nbytes) / q.value, text_of, "traffic", ask, lines=lines)
 
 
 _NO_DECODE = re.compile(
@@ -274,15 +247,8 @@ _NO_DECODE = re.compile(
 
 
 def _generated(row: Row) -> Iterator[Demand]:
-    """2·N FLOPs for each token, and every weight once for each token of a single stream."""
+    """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), max(gpu_counts(row))
-    n = parameters(row) if q and len(row.devices) == 1 else None
-    cached = _says(row.report, r"prefix cach|from (?:the )?cache|cache hit")  # which no GPU computes
-    cached |= "sampling" in row.text
-    if q and n and not cached and not any("mfu" in p.words for p in row.of("percent")):
-        formats, each = row.report.everything.of("formats") or DTYPES, 1.0 if q.per_device else count
-        text, ask = f"2 · {n / 1e9:.3g} B · {q.text}", "on how many GPUs?"
-        yield Demand(q, "rate", q.value * (2 * n), text, "bound", ask, math.inf, formats, each, 1.25)
     q = row.only("s_per_token") or q
     lines = row.report.lines_of_text if q and not row.devices else []
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]

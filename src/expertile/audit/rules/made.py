@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from expertile.audit.facts import facts
 from expertile.audit.interval import FIT, Interval, exact, odd_ones, printed
 from expertile.audit.quantity import Quantity, quantities, same_statistic
-from expertile.audit.report import Grid, Row
+from expertile.audit.report import Grid
 from expertile.audit.rules.hardware import peaks_of
 from expertile.audit.rules.terms import NO_RUN, combine, derived, law_of
 from expertile.audit.rules.work import ONE, PLAIN, Term, total_of, work_of
@@ -146,7 +146,7 @@ def _quotient(target: Cells, x: Source, y: Source, name: str, direct: bool) -> M
 def quotients(grid: Grid, target: int, sources: list[Source], ones: list[int]) -> Iterator[Made]:
     """Two columns of a kind, or a column and one of its rows."""
     cells = {r: q for r, q in enumerate(grid.column(target)) if q is not None}
-    typed = [s for s in sources if s.kind in (*TYPED, "bare", "mixed")]
+    typed = [s for s in sources if s.kind not in ("", "ratio", "percent", "other", "number")]
     each = [*_each(grid, typed)]
     for some, of in ((typed, ""), (each, " of each GPU")) if len(typed) < 13 else ():
         for x, y in itertools.permutations(some, 2):
@@ -166,9 +166,6 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
     if part and len(body) == len(rows) > 2 and all(r in s.cells for r in body):
         total = replace(total_of([s.cells[r] for r in body]), text="the sum", lines=())
         yield Source("the sum", s.kind, dict.fromkeys(body, total)), False
-    for line in below(grid) if part else ():  # "Self CUDA time total: 12.5 ms"
-        if q := line.only(s.kind):
-            yield Source("the total", s.kind, dict.fromkeys(body, Term(q.kind, q.plain, q.text, (q.line,)))), False
     own = grid.column(target)  # a baseline is once itself, or changed by nothing
     may = [b for b in (body if len(body) <= 24 else (body[0], body[-1])) if not (q := own[b]) or _is_base(q)]
     bases = [
@@ -185,12 +182,6 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
 
 def _is_base(q: Quantity) -> bool:
     return not q.exact or q.value.meets(1.0) or (q.value.lo == 0 and q.kind == "percent")
-
-
-def below(grid: Grid) -> list[Row]:
-    """The lines right below a table that have a total."""
-    last, lines = grid.rows[-1].line, grid.rows[-1].report.lines_of_text
-    return [row for row in lines if last < row.line <= last + 4 and re.search(r"(?i)\btotal\b", row.text)]
 
 
 def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import NUMBER, Interval, printed
+from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import (
@@ -31,7 +31,8 @@ _PARTS = {
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
     "PCIe": r"pci[- ]?e",
-    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|connectx",
+    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
+    r"connectx|^\W*speed: |[gm]bits?/s",
     "xGMI": r"xgmi|infinity fabric",
     "disk": r"nvme|ssd|\bdisk|storage",
     "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
@@ -55,7 +56,6 @@ _PCIE = re.compile(
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
-_STATISTICS = re.compile(r"(?i)\b(?:min|mean|avg|median)\b.{4,60}\bmax\b")  # whose most is no limit
 _SEVERAL = re.compile(r"(?i)\b(?:peaks|limits|ceilings|peak rates)(?: \w+)? (?:are|of)\b")
 _KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
 
@@ -101,7 +101,6 @@ def limits(report: Report) -> Iterator[Finding]:
     stated: list[_Limit] = []
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*_KINDS) if q.value.mid]
-        held = [] if _STATISTICS.search(row.text) else held
         said = [
             bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or is_sheet(q))
             for q, own in held
@@ -214,19 +213,15 @@ def _bus(row: Row) -> Iterator[Finding]:
 def _link(text: str, row: Row) -> _Limit | None:
     """The one link that a text names, and its bytes/s in both directions together."""
     pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(rf"(?i){_PARTS['NVLink']}", text)
-    pcie = {p for p in pcie if p[1]} or pcie  # "PCIe 4" above "PCIe 4.0 x8"
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()
         both = 2 * PCIE_LANES[generation] * int(lanes or 16)
         return _Limit("PCIe", both, 2, f"PCIe {generation}.0 x{lanes or 16}")
     names = [part for device in row.devices for part in NVLINK if re.search(rf"\b{part}\b", device.name)]
-    parts = {"2": "V100", "3": "A100", "4": "H100", "5": "B200"}
-    names += [parts[g] for g in re.findall(r"(?i)nvlink ?([2-5])", text)]
     values = {NVLINK[part] for part in names} if nvlink and not pcie else set()
     return _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if len(values) == 1 else None
 
 
-_OF_ONE = re.compile(r"(?:core|gpu|sm|memory|bandwidth|compute|tensor)s? utili[sz]ation|occupancy|hit[ -]?rate|\bhfu\b")
 _OF = re.compile(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
     r"\w+'s)\W*)*"
@@ -235,8 +230,6 @@ _OF = re.compile(
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     """Whether a sentence says "64 % of 756 TFLOPS"."""
-    if row.kind == "line" and base.end <= p.start and re.search(r"\bOf (?:the |its )?$", row.text[: base.start]):
-        return True  # "Of the 989 TFLOPS we use 58 %"
     if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
         return False
     return bool(_OF.fullmatch(row.text[p.end : base.start]))
@@ -258,9 +251,6 @@ def shares(report: Report) -> Iterator[Finding]:
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
     for row in rows:
         yield from _mfu(row)
-        for p in row.of("percent"):
-            if p.exact and 1.005 < p.value.lo < 20 and _OF_ONE.search(p.words) and "cpu" not in p.words:
-                yield finding(QUESTION, "share of peak", f"{p.text} is more than the whole: of how many?", p)
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
@@ -268,11 +258,6 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
     said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
     found = [(q, q.plain) for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
-    work = [q for q in row.of("flop" if kind == "rate" else "bytes") if not found]
-    work = [q for q in work if re.search(r"(?i)read|writ|mov|transfer|load|stream", q.label[-24:])] or work
-    both = len(work) == 2 and re.search(r"(?i)read.*writ|writ.*read", row.text)
-    if (len(work) == 1 or both) and (time := row.only("time")):
-        found = [(work[0], sum((q.plain for q in work[1:]), work[0].plain) / time.value)]
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
@@ -280,12 +265,7 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
         return
     formats = formats_of(q, row) or row.stated("formats")
     known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
-    known = [x for x in known if not any(s.value.meets(x, 0.05) for s in here)]
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
-    said_of = re.match(r"\W*of (?:the )?(\d[\d.,]*\d)\b", row.text[p.end :]) if row.kind == "line" else None
-    shown = re.match(NUMBER, q.text)
-    if said_of and shown and (printed(shown[0]) / printed(said_of[1])).meets(p.value, 0.01):
-        return  # "MFU 40.7 % of 989"
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     part, slack = rate / p.value, 0.03 if here else 0.06
     near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
@@ -308,8 +288,6 @@ def _mfu(row: Row) -> Iterator[Finding]:
     said = [p for p in row.of("percent") if mfu.search(p.words) and p.exact and p.value.mid]
     said = said or [p for p in row.of("percent") if row.kind == "line" and mfu.search(row.text) and row.only("percent")]
     rates = row.of("tokens_per_s")
-    if len(said) > 1 and len(rates) == 1:  # of one part of the sentence
-        said = [p for p in said if row.clause(p) == row.clause(rates[0])]
     if len(said) != 1:
         return
     p = said[0]

@@ -3,12 +3,10 @@
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from expertile.audit.facts import DIGITS
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import exact
-from expertile.audit.quantity import Quantity, quantities
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
 
@@ -37,20 +35,8 @@ def shared(report: Report) -> Iterator[Finding]:
         for kind in _KINDS if any(c.isdigit() for c in row.text) else ():
             of = (kind, "s_per_item") if kind == "time" else (kind,)
             held = [q for q in row.of(*of) if q.exact and q.value.mid and not on_sheet(row, q)]
-            held += [q for q in map(_of_one, row.of("other")) if q and q.kind == kind]
             for a, b in itertools.pairwise(sorted(held, key=lambda q: q.start)) if len(held) < 4 else ():
                 yield from _pair(row, a, b)
-        yield from _portion(row)
-
-
-_OF_ONE = re.compile(r"(.*?) ?(?:/|\bper\b) ?(?:core|node|thread|socket|sm|block)$")
-
-
-def _of_one(q: Quantity) -> Quantity | None:
-    """ "25 MB/s per core" as a bandwidth."""
-    m = _OF_ONE.fullmatch(q.text)
-    found = quantities(m[1], q.line) if m and q.exact else []
-    return replace(q, kind=found[0].kind, value=found[0].value) if len(found) == 1 else None
 
 
 def _name(noun: str | None) -> str:
@@ -109,23 +95,3 @@ def _pair(row: Row, a: Quantity, b: Quantity) -> Iterator[Finding]:
         message = f"{n:.0f} × {one.text} is {made}, not {whole.text}: of how many is it?"
         if (times / n).meets(1.0, 3.0):
             yield finding(QUESTION, "product", message, one, whole)
-
-
-_OF_SOME = re.compile(
-    r"\b(?:[Oo]f (?:the |all )?(\d[\d,]*) [a-z]+,? (?:only )?(\d[\d,]*)|"
-    r"(\d[\d,]*) (?:out )?of (?:the |all )?(\d[\d,]*))\b(?![.,]\d)"
-)
-
-
-def _portion(row: Row) -> Iterator[Finding]:
-    """ "41,000 of 50,000 requests (82 %)"."""
-    q = row.only("percent")
-    m = _OF_SOME.findall(row.text) if q else []
-    if not q or len(m) != 1 or not re.search(r"\bof\b", row.text[max(0, q.start - 70) : q.end + 70]):
-        return
-    whole, part = (exact(float(x.replace(",", ""))) for x in ((m[0][0], m[0][1]) if m[0][0] else (m[0][3], m[0][2])))
-    made = part / whole
-    other = whole.mid < 10 or not 0 < made.mid <= 1 or not (q.value / made).meets(1.0, 1.0)
-    if not other and not any(q.value.meets(x, 0.02) for x in (made, 1 - made.mid)):
-        message = f"{part.mid:.0f} of {whole.mid:.0f} are {100 * made.mid:.3g} %, not {q.text}: is it of these?"
-        yield finding(QUESTION, "ratio", message, q)

@@ -11,7 +11,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import on_sheet, own_words
+from expertile.audit.rules.hardware import own_words
 from expertile.audit.rules.terms import (
     COLLECTIVE,
     GIB,
@@ -24,9 +24,8 @@ from expertile.audit.rules.terms import (
     multiples,
     parameters,
     terms,
-    trained_work,
 )
-from expertile.audit.rules.work import ONE, Term, cache_of, total_of
+from expertile.audit.rules.work import ONE, Term, total_of
 from expertile.audit.units import UNTYPED, product
 
 Held = tuple[list[Term], ...]
@@ -112,7 +111,7 @@ def _around(row: Row) -> list[Term]:
     own = own if same else timed if own & timed else set()
     near: list[Term] = []
     for r in lines:
-        some = [t for t in terms(r) if t.figure and t.kind != "params"]
+        some = [t for t in terms(r) if t.figure and (t.kind != "params" or kind == "list")]
         near += some if kind == "code" or len({t.kind for t in some}) == 1 else []
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
@@ -138,7 +137,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill", "", text
         )
     lent_of = " ".join(f.words for f in figures if f not in row.quantities)
-    lent_of = re.sub(r"requests?", "", lent_of) if any(f.noun == "request" for f in figures) else lent_of
     if lent_of and re.search(law.unless, lent_of):
         return
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
@@ -189,7 +187,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
 
 
 WALL = re.compile(
-    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|latency|delta)).*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
+    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
 )
 
 
@@ -237,30 +236,6 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     message = f"{made.text} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
     beside, lines = [t.figure for t in others if t.figure], tuple(n for t in combo for n in t.lines)
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
-
-
-_EQUALS = re.compile(
-    r"(?i)(?:^|\W)(?:i\.e\.|that is|that means|which is|equals|or|=|amounts? to|comes? to|makes)[\W]*$"
-)
-
-
-def each(report: Report) -> Iterator[Finding]:
-    """One figure in two units: it asks where nothing that counts lies between; a multiply-add is two FLOPs."""
-    for row in (r for r in report.rows if r.kind == "line"):
-        works = ("flop", "flop/item", "rate") if "MAC" in row.text else ("flop",)
-        for kinds in (("rate",), ("bandwidth",), ("tokens_per_s",), ("items_per_s",), works):
-            held = [q for q in row.of(*kinds) if q.exact and q.value.mid and not on_sheet(row, q)]
-            held = held[:2] if len(kinds) > 1 else held
-            if len(held) != 2 or abs(held[1].start - held[0].end) > 60 or any(q.per_device for q in held):
-                continue
-            between, n = row.text[held[0].end : held[1].start], held[1].plain / held[0].plain
-            units = {re.sub(r"[\d., ]", "", q.text) for q in held}
-            twice = len(units) > 1 and "" not in units
-            said = _EQUALS.search(between.split(",")[-1] if kinds == works else between)
-            if twice and said and not any(n.meets(m, 0.03) for m in (1.0, 1.0737, 1 / 1.0737)):
-                macs = "MAC" in held[0].text
-                message = f"{held[1].text} is {n.mid:.4g} times {held[0].text}{'' if macs else ': of how many is it?'}"
-                yield finding(INCONSISTENT if macs else QUESTION, "work" if macs else "product", message, *held[::-1])
 
 
 _STEP = re.compile(
@@ -325,14 +300,12 @@ _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gr
 
 
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
-    """What FLOPs, bytes of a KV cache and bytes of weights may be, and by which share they may be off."""
+    """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
-        work = (t for t in (*terms(row), trained_work(row)) if t and t.kind == "flop" and not t.figure)
-        yield from ((t, 0.12 if t.text[0] == "6" else 0.05, "work") for t in work if t.near and t.named)
+        work = (t for t in terms(row) if t.kind == "flop" and not t.figure)
+        yield from ((t, 0.05, "work") for t in work if t.near and t.named)
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
-    if q.kind == "bytes" and re.search(r"(?i)\bkv\b", row.clause(q) if row.kind == "line" else words):
-        yield cache_of(row), 0.08, "work"
-    elif q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
+    if q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
         n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None

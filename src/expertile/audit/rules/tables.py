@@ -13,7 +13,7 @@ from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.made import TYPED, Cells, Made, products, quotients, shares, sources_of
 
 _PART = re.compile(
-    r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^$"
+    r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
 
@@ -67,9 +67,9 @@ def proportions(report: Report) -> Iterator[Finding]:
                 timed = target.kind in _RATES and any(f.kind in _TIMED for f in some)
                 chosen = all(f in sizes for f in (target, *some))
                 few = n == 2 and not timed and len(grid.body) < 5
-                if not (chosen or few or len({f.column for f in some}) < n or (not timed and some[-1].grown)):
+                if not (chosen or len({f.column for f in some}) < n or (not timed and some[-1].grown)):
                     for signs in itertools.product((1, -1), repeat=n) if not timed else [_signs(some)]:
-                        yield from _odd_row(grid, target, some, signs, timed, found)
+                        yield from _odd_row(grid, target, some, signs, timed, few, found)
 
 
 # What work may grow with, beside a size itself.
@@ -108,7 +108,13 @@ def _factor(grid: Grid, name: str, c: int) -> _Factor | None:
 
 
 def _odd_row(
-    grid: Grid, target: _Factor, some: tuple[_Factor, ...], signs: tuple[int, ...], timed: bool, found: set[int]
+    grid: Grid,
+    target: _Factor,
+    some: tuple[_Factor, ...],
+    signs: tuple[int, ...],
+    timed: bool,
+    few: bool,
+    found: set[int],
 ) -> Iterator[Finding]:
     rows = [r for r in target.cells if all(r in f.cells for f in some)]
     made = dict.fromkeys(rows, exact(1.0))
@@ -116,6 +122,10 @@ def _odd_row(
         made = {r: made[r] * f.cells[r] if sign > 0 else made[r] / f.cells[r] for r in rows}
     factors = {r: target.cells[r] / made[r] for r in rows}
     middle = sorted(f.mid for f in factors.values())[len(rows) // 2] if len(rows) > 3 else 0.0
+    # Few rows confirm a plain quotient alone.
+    pure = target.kind == "number" and len({f.kind for f in some}) == 1 and exact(middle).meets(1.0, 0.002)
+    if few and not pure:
+        return
     odd = [r for r in rows if not factors[r].meets(middle, 0.002)]
     if timed and middle and not odd:
         found.add(-1 - target.column)  # all rows say what it is made of
@@ -129,7 +139,7 @@ def _odd_row(
         q is None
         or odd[0] in found
         or (timed and -1 - target.column in found)
-        or not (timed or _varies(made[r] for r in rows if r not in odd))
+        or not (timed or pure or _varies(made[r] for r in rows if r not in odd))
     ):
         return
     off = (factors[odd[0]] / middle).mid
@@ -170,7 +180,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     made += shares(grid, index, targets, sources) if kind == "percent" else []
     # A log's changes may be from the best line so far; lines of parts have shares of all, or of one without.
     made = [m for m in made if grid.drawn or kind != "percent" or "row before" not in m.name]
-    if kind == "percent" and not (grid.drawn or grid.header[index].strip()):
+    signed = all(q.text[0] in "+-−" for q in told.values())
+    if kind == "percent" and not (grid.drawn or signed or grid.header[index].strip()):
         whole = tuple(f"of line {row.line}" for r, row in enumerate(grid.rows) if cells[r] is None)
         made = [m for m in made if m.name.endswith(("of the sum", "of the total", *whole))]
     scored = [(n, m) for m in made if (n := m.score(targets, [*told]))]

@@ -110,7 +110,6 @@ def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "con
     """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
     of = row.report.everything.of
     named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
-    named = named if len(named) < 9 else [*dict.fromkeys(named)]
     several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
     beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
     beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
@@ -228,18 +227,3 @@ def weights(row: Row, q: Quantity) -> Term | None:
     if n and len(formats) == 1:
         return Term("B/token", exact(n * BITS[formats[0]] / 8), f"{n / 1e9:.3g} B {formats[0]} weights", ())
     return None
-
-
-_SIX = re.compile(r"6 ?[·*×]? ?[NP]\b|(?i:train|token)")
-
-
-def trained_work(row: Row) -> Term | None:
-    """6·N·D FLOPs (Kaplan et al. 2020, arXiv:2001.08361) of the one N and D of a line's block."""
-    rows = [r for r in row.report.lines_of_text if r.block == row.block] if row.kind == "line" else []
-    n = {q.value.mid: q for r in rows for q in r.of("params") if q.exact and q.value.mid < 1e12}
-    d = [q for r in rows for q in r.of("tokens") if q.exact and q.value.mid > 1e8]
-    if len(n) != 1 or len(d) != 1 or not _SIX.search(" ".join(r.text for r in rows)):
-        return None
-    (of,) = n.values()
-    text = f"6 · {of.text} · {d[0].text}"
-    return Term("flop", of.value * d[0].value * 6.0, text, (of.line, d[0].line), None, (1, 4 / 3, 1 / 3))

@@ -84,35 +84,15 @@ def ratios(report: Report) -> Iterator[Finding]:
         if whole.kind != "line":
             yield from _of_record(whole, said)
         elif whole.of("ratio", "percent"):
-            row = whole
-            if {q.kind for q in row.of(*TYPED)} in ({"time", "s_per_item"}, {"time", "s_per_token"}):
-                # "per step" stands at one of two times only: "840 ms per step, now 610 ms"
-                alike = [replace(q, kind="time") if q.kind.startswith("s_per") else q for q in row.quantities]
-                row = row.of_these(alike)
             parts = (
-                (part, [q for q in said if any(q.start == x.start for x in part.quantities)]) for part in row.parts()
+                (part, [q for q in said if any(q.start == x.start for x in part.quantities)]) for part in whole.parts()
             )
             found = [f for part, some in parts for f in _in_sentence(part, some)]
             sure = [f for f in found if f.verdict == INCONSISTENT]
-            yield from [*sure, *_scaling(row), *_gained(row)] or [*_in_sentence(row, said)] or found
-        for kind in (*_COMPARED, "percent") if whole.kind == "line" else ():
-            yield from _difference(whole, [q for q in whole.of(kind) if q.exact and mid(q)])
+            yield from [*sure, *_scaling(whole)] or [*_in_sentence(whole, said)] or found
 
 
-_LEFT = re.compile(r"(?i)(?:\bsav\w*|\bless|\bmore|fewer|differ\w*|reduction of|gain of|drop of|\bby)\W*(?:\w+ )?$")
 _POINTS = re.compile("points|pp$")
-
-
-def _difference(row: Row, held: list[Quantity]) -> Iterator[Finding]:
-    """ "From 48 ms to 32 ms, which saves 12 ms", "from 61 % to 84 %, a gain of 33 percentage points"."""
-    said = [q for q in held if _POINTS.search(q.text) or (q.kind != "percent" and _LEFT.search(row.text[: q.start]))]
-    a, b = [q for q in held if q not in said] if len(held) == 3 and len(said) == 1 else (None, None)
-    if a and b and _FROM.search(row.text[max(0, a.start - 8) : b.start]):
-        low, high = sorted((a.value, b.value), key=lambda x: x.mid)
-        left = Interval(max(0.0, high.lo - low.hi), high.mid - low.mid, high.hi - low.lo)
-        if not said[0].value.meets(left, 0.02):
-            message = f"{a.text} and {b.text} are not {said[0].text} apart: is it of these two?"
-            yield finding(QUESTION, "ratio", message, said[0], a, b)
 
 
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
@@ -120,24 +100,12 @@ _MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:r
 _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
 
 
-_GAINED = re.compile(rf"(?i)\b(\d+) {_UNITS}[^.;()]*?(?<![\d.])(\d+(?:\.\d+)?)[x×][^.;()%]*\((\d+(?:\.\d+)?) ?%")
-
-
-def _gained(row: Row) -> Iterator[Finding]:
-    """ "With 16 GPUs 15.2x (95 %), with 64 GPUs 54.1x (84.5 %)"."""
-    for m in _GAINED.finditer(row.text):
-        n, gain, share = float(m[1]), printed(m[2]), printed(m[3]) * 0.01
-        q = next((q for q in row.of("percent") if q.start <= m.start(3) < q.end), None)
-        if q and n > 1 and not share.meets(gain / n, 0.02) and share.meets(gain / n, 0.6):
-            message = f"{m[2]}x on {n:.0f} is an efficiency of {100 * gain.mid / n:.3g} %, not {q.text}"
-            yield finding(QUESTION, "ratio", f"{message}: of how many?", q)
-
-
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
     m, near = _SCALED.search(row.text), row.report.lines_of_text
     near = [r for r in near if r.block == row.block and 0 <= row.line - r.line < 3]
-    weak = any(re.search(r"(?i)\bweak", r.text) for r in near)  # the work grows with the GPUs
+    if any(re.search(r"(?i)\bweak", r.text) for r in near):
+        return  # the work grows with the GPUs
     counts = {n for r in near for n in r.facts.of("gpus")}
     ends = sorted(map(float, m.groups()) if m else counts or row.report.everything.of("gpus"))
     ends = [1.0, *ends] if len(ends) == 1 else ends
@@ -146,15 +114,12 @@ def _scaling(row: Row) -> Iterator[Finding]:
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
     for kind in ("ratio", *TYPED) if times and len(shares) == 1 else ():
-        slower = weak and kind == "time"
         held = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if mid(q) and q.exact]
-        held = [q for r in near for q in r.of("time", "s_per_item") if q.exact] if slower else held
-        held = [q for q in held if q in row.quantities] if len(held) > 2 and not slower else held
+        held = [q for q in held if q in row.quantities] if len(held) > 2 else held
         held = [q for q in held if not (said and q.start == said.start(1))]
         held = held or [q for r in scaled for q in r.of(kind) if mid(q)]
         gain = mid(held[0]) if len(held) == 1 and kind == "ratio" else 0.0
-        gain = max(map(mid, held)) / min(map(mid, held)) if len(held) == 2 or (held and slower) else gain
-        gain = times / gain if slower and gain else gain
+        gain = max(map(mid, held)) / min(map(mid, held)) if len(held) == 2 else gain
         if gain and not shares[0].value.meets(gain / times, 0.03):
             message = f"{gain:.3g}x on {times:.3g} times as many is an efficiency of {100 * gain / times:.3g} %"
             verdict = INCONSISTENT if m and held[0] in row.quantities else QUESTION
@@ -241,7 +206,6 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         kinds = [x.kind for x in row.quantities]
         listed = len({kinds[0], *kinds[1::2]}) == 1 and not {*kinds[2::2]} - {"ratio", "percent"}
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
-        beside = bool(beside or re.search(r"\bfrom [^()]* to [^()]*\($", head[-48:]))
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
         if several and _OF_OTHER.match(tail) and all(of[0].kind in _TIMES for of in several):
             continue

@@ -10,7 +10,6 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.hardware import PEAK
 from expertile.audit.rules.made import TYPED
 from expertile.audit.units import unit_of_name
 
@@ -20,10 +19,7 @@ _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_REST = re.compile(r"(?i)\bthe rest\b|\bremain(?:s|ing|der)|\bothers?\b|everything else")
-_OF_ALL = re.compile(r"(?i)^\W*share\W*$|(?:%|share|percent|fraction) of (?:the )?(?:total|time|runtime|step|all)")
 _ADDS = ("time", "bytes", "percent")
-_SPENT = re.compile(r"(?i)where .*(?:time|step)|spen[dt]|break ?down|split|share of|distribution|profile")
 
 
 def totals(report: Report) -> Iterator[Finding]:
@@ -36,20 +32,12 @@ def totals(report: Report) -> Iterator[Finding]:
                 held = []
             elif not row.summary:
                 held.append(row)
-        peaks = any(PEAK.search(h.lower()) for h in grid.header)
-        for c in (c for c in grid.columns("percent") if grid.drawn and not peaks and _OF_ALL.search(grid.header[c])):
-            of = [q for row in grid.body if (q := row.figure(c))]
-            if len(of) == len(grid.body) > 1:
-                yield from _whole(of, 1.02 + 0.005 * len(of), 1.0)
     for row in report.lines_of_text:
         yield from _listed(row)
     stages = [row for row in report.lines_of_text if report.blocks[row.block].kind != "prose"]
     for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
         held = [row for _, row in some if len(row.quantities) == 1]
         yield from _added([row.quantities[0] for row in held])
-        shares = [q for row in held for q in row.of("percent") if q.exact]
-        if len(shares) == len(held) > 2 and _SPENT.search(f"{held[0].headings} {held[0].lead} {held[0].text}"):
-            yield from _whole(shares, 1.025, 0.0)
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
@@ -74,33 +62,17 @@ def _added(figures: list[Quantity]) -> Iterator[Finding]:
 
 def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Iterator[Finding]:
     """A sum, of which one part may be left out, or a mean that the parts do not make."""
-    means = _may_be([x.value for x in parts], total and not mean)
-    means += [m for x in parts if total for m in _may_be([y.value for y in parts if y is not x], True)]
+    means = may_come_to([x.value for x in parts], total and not mean)
+    means += [m for x in parts if total for m in may_come_to([y.value for y in parts if y is not x], True)]
     slacks = [0.03 if total else 0.012, *(0.005 for _ in means)]
     if not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
         made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
         yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
 
-def _whole(shares: list[Quantity], most: float, least: float) -> Iterator[Finding]:
-    """Shares that add up to more than `most`, or to less than `least`."""
-    whole = sum(q.value.mid for q in shares)
-    if most < whole < 1.5 or 0.6 < whole < least < 1:
-        yield finding(QUESTION, "total", f"the shares add up to {100 * whole:.3g} %", shares[-1], *shares[:-1])
-
-
 def _listed(row: Row) -> Iterator[Finding]:
     """ "1.2x, 1.4x and 1.3x, a mean of 1.3x", "14 ms, 212 ms and 9 ms, in total 235 ms"; the parts may stand in the
     sentences before."""
-    shares = row.of("percent")
-    if len(shares) > 2 and _REST.search(row.text) and all(q.exact for q in shares):
-        yield from _whole(shares, 1.025, 0.975)
-    elif (
-        len(shares) > 2
-        and re.search(r"\b[Oo]f (?:the|a|our|its|these) \W*\d", row.text)
-        and all(q.exact for q in shares)
-    ):
-        yield from _whole(shares, 1.025, 0.0)
     for q in (q for q in row.of(*TYPED, "ratio", "money", "energy", "percent") if q.exact):
         words = q.label[-30:]
         if re.match(r", ?(?:and )?\d| ?\+", row.text[q.end :]):
@@ -122,7 +94,8 @@ def _listed(row: Row) -> Iterator[Finding]:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
 
-def _may_be(values: list[Interval], total: bool) -> list[Interval]:
+def may_come_to(values: list[Interval], total: bool) -> list[Interval]:
+    """What may be called the total of figures, or their mean."""
     mids, n = [v.mid for v in values], len(values)
     half = sum(v.hi - v.lo for v in values) / max(sum(mids), 1e-30) / 2
     found = [sum(mids)] if total else [sum(mids) / n, statistics.median(mids), sum(mids)]
@@ -153,7 +126,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
-        means = _may_be(values, total)
+        means = may_come_to(values, total)
         usual = means[-2 if "geo" in label.lower() else 0]
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
@@ -171,10 +144,13 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
 
 
 _RANK = re.compile(
-    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d)(?:[._]?\d)?|(?<![\d.−+-])([5-9]\d|\d[05])(?:\.\d)?(?:th|%)|"
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
     r"(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
 _AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
+
+# An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
+_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 
 
 def orders(report: Report) -> Iterator[Finding]:
@@ -186,9 +162,17 @@ def orders(report: Report) -> Iterator[Finding]:
         ranks, times = [m[0] for m in _RANK.finditer(row.text.lower())], row.of("time")
         if row.kind == "line" and len(ranks) == len(times) > 1 and row.text.lower().rfind(ranks[-1]) < times[0].start:
             yield from _ordered([*zip(ranks, times, strict=True)], False)  # "p50 / p99 were 120 and 260 ms"
-    for grid in report.grids:
+        for m in _AROUND.finditer(row.text) if line else ():
+            held = [q for q in row.of(*TYPED) if m.start() < q.start < m.end()]
+            if len(held) == 3 and {q.kind for q in held} == {held[0].kind}:
+                low, middle, high = (q.value for q in held)
+                if low.lo > middle.hi or middle.lo > high.hi:
+                    message = f"{', '.join(q.text for q in held)} are in the wrong order"
+                    yield finding(INCONSISTENT, "order", message, held[1], held[0], held[2])
+    for grid in report.tables:
         for c in range(len(grid.header)):
-            yield from _ordered([(row.label, q) for row in grid.rows if (q := row.figure(c))], True)
+            cells = [(row, q) for row in grid.rows if (q := row.figure(c))]
+            yield from _ordered([(row.label if grid.drawn else row.text[: q.start], q) for row, q in cells], True)
 
 
 def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False) -> Iterator[Finding]:

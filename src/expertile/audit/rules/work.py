@@ -1,13 +1,10 @@
 """The FLOPs that a row's sizes mean."""
 
-import itertools
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 
-from expertile.audit.facts import BITS
 from expertile.audit.finding import Lines
 from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity
@@ -158,26 +155,6 @@ def _other_size(row: Row, of: list[Size]) -> bool:
     found = re.finditer(r"(?<![\w.,:-])\d{3,6}(?![\w%]|[.,:-]\d)", row.text)
     own = {s.value for s in of}
     return any(float(m[0]) not in own and not any(q.start <= m.start() < q.end for q in row.quantities) for m in found)
-
-
-def cache_of(row: Row) -> Term | None:
-    """The bytes of a KV cache: two tensors for each layer, KV head and token."""
-    kv, heads, seq, batch = (row.size(name) for name in ("kv_heads", "heads", "seq", "batch"))
-    tokens = row.only("tokens") or (row.before.only("tokens") if row.before else None)
-    seq = seq or (Size(tokens.value.mid, tokens.line, True) if tokens else None)
-    found = [s for s in (row.size("layers"), kv or heads, row.size("head_dim"), seq) if s]
-    if len(found) < 3 + bool(seq) or not (seq or re.search(r"(?i)(?:per|each|every|one) token", row.text)):
-        return None
-    # Of a layer, of a token, with as many heads as queries have.
-    ways: list[tuple[float, ...]] = [
-        (1.0, heads.value / kv.value if heads and kv else 1.0),
-        (1.0, batch.value if batch else 1.0),
-    ]
-    ways += [(1.0, 1 / s.value) for s in found if s is seq or s is found[0]]
-    ways.append(tuple(BITS[f] / 16 for f in row.facts.of("formats") or ("fp16",)))
-    also = tuple(dict.fromkeys(prod(some) for some in itertools.product(*ways)))
-    text = "2·" + "·".join(f"{s.value:.0f}" for s in found) + "·2 bytes"
-    return Term("bytes", exact(4 * prod(s.value for s in found)), text, tuple(s.line for s in found), None, also, False)
 
 
 def largest_run(report: Report) -> Term | None:
