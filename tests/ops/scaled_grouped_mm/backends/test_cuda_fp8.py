@@ -76,14 +76,15 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
         (8, 512, 4096, 7168, "modelled at"),
         (128, 512, 2048, 1536, Config()),
         (128, 128, 1536, 2048, Config(dynamic=False)),
-        (4, 128, 7168, 7168, "few tiles: 1.2 for each"),
+        (4, 128, 7168, 7168, "modelled at"),
+        (2, 232, 4480, 3200, Config(dynamic=False)),
         (1, 64, 2048, 7168, SPLITS[0]),
         (1, 64, 4096, 2048, "loads 128 rows where a group has 64"),
         (8, 64, 7168, 2048, Config(64, 8, dynamic=False, consumers=1)),
         (1, 512, 4096, 7168, Config(128, 5, dynamic=False)),
         (32, 16, 4096, 7168, "loads 128 rows where a group has 16"),
         (256, 256, 4096, 7168, Config()),
-        (1, 512, 7168, 7168, "few tiles: 1.2 for each"),
+        (1, 512, 7168, 7168, "modelled at"),
     ],
 )
 def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
