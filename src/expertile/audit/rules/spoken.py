@@ -9,10 +9,9 @@ from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.retold import near_grids
-from expertile.audit.rules.told import APART
+from expertile.audit.rules.told import APART, TIMES
 from expertile.audit.rules.totals import MEAN, may_come_to
 
-_TIMES = ("time", "s_per_token", "s_per_item")
 _RATES = ("rate", "bandwidth", "tokens_per_s", "items_per_s", "ratio")
 _GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
 _NAME = re.compile(
@@ -52,7 +51,7 @@ def spoken(report: Report) -> Iterator[Finding]:
 def _direction(row: Row) -> Iterator[Finding]:
     """ "CUDA 3.21 ms, Triton 4.21 ms: Triton is 1.31x faster": the name before the ratio stands at one figure alone."""
     for q, m in ((q, m) for q in row.of("ratio") if q.exact and (m := _GAIN.match(row.text, q.end))):
-        pair = next((held for r in (row, row.before) if r for k in _TIMES if len(held := r.of(k)) == 2), None)
+        pair = next((held for r in (row, row.before) if r for k in TIMES if len(held := r.of(k)) == 2), None)
         names = {n.lower() for n in _NAME.findall(re.split(r"[,;:.] ", row.text[: q.start])[-1])}
         of = [{n for n in names if n in x.label[-24:].lower()} for x in pair or ()]
         if pair and all(x.exact and x.value.mid for x in pair) and bool(of[0]) != bool(of[1]):
@@ -66,7 +65,7 @@ def _direction(row: Row) -> Iterator[Finding]:
 
 def _every(grid: Grid, row: Row) -> Iterator[Finding]:
     """ "Faster on every shape" beside a table of two columns with a row where it is not."""
-    for kind in (*_TIMES, *_RATES, "number"):
+    for kind in (*TIMES, *_RATES, "number"):
         columns = grid.columns(kind)
         pairs = [
             (x, y)
@@ -110,8 +109,8 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
 def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """The best row is said to be one that another of the same sizes beats."""
     before = row.text[max(0, q.start - 120) : q.start]
-    low = q.kind in _TIMES and _LEAST.search(before)
-    high = (q.kind in _RATES and _MOST.search(before)) or (q.kind in _TIMES and _SLOWEST.search(before))
+    low = q.kind in TIMES and _LEAST.search(before)
+    high = (q.kind in _RATES and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
     if bool(low) == bool(high) or re.search(r"(?i)\b(?:at|for|with|second|next|of the|per|each)\b", before[-30:]):
         return
     for grid, held in _columns(q, grids):

@@ -40,7 +40,7 @@ APART = re.compile(
     r"elsewhere|other|=0\b|disabled|turned off|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
-_TIMES = ("time", "s_per_item", "s_per_token")
+TIMES = ("time", "s_per_token", "s_per_item")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 
 
@@ -207,7 +207,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         listed = len({kinds[0], *kinds[1::2]}) == 1 and not {*kinds[2::2]} - {"ratio", "percent"}
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
-        if several and _OF_OTHER.match(tail) and all(of[0].kind in _TIMES for of in several):
+        if several and _OF_OTHER.match(tail) and all(of[0].kind in TIMES for of in several):
             continue
         if not several or not (sure or bracket or _COMPARES.search(words_near(row, q, 32, 40))):
             continue

@@ -11,7 +11,6 @@ from expertile.ops.hopper import reduce
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import Shape, scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Operands, Recipe, ScaledProblem
@@ -68,7 +67,6 @@ def _launch(
         "CONSUMER_REGS": consumer_regs,
         "PRODUCER_REGS": producer_regs,
         "num_warps": 4,
-        **FP_FUSION,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": {1: 248, 2: 168, 3: 128}[consumers],
         "launch_pdl": starts_early(p),

@@ -187,7 +187,7 @@ def _modelled(problem: ScaledProblem, device: Device, block_n: int, uneven: bool
     """Time of one call in tiles of 128 rows; `uneven`: with half a tile more for each group, which ends anywhere."""
     waves = _waves(problem, device, 128, block_n)
     if uneven:
-        waves = max(waves, waves * (_rows(problem) / 128 + 0.5) / -(-_rows(problem) // 128))
+        waves *= max(1.0, (_rows(problem) / 128 + 0.5) / -(-_rows(problem) // 128))
     rounds = waves + 0.5 if waves >= _DRAWN else math.ceil(waves)
     return gluon_fp8.modelled(
         problem, device, (128, block_n), _WAITING[block_n], rounds, max(1.0, waves * device.sm_count)
@@ -225,9 +225,8 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     where they are few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
     drawn = {n: _waves(problem, device, 128, n) >= _DRAWN for n in _WAITING}
     tiles = (Config(dynamic=drawn[192]), Config(128, 5, dynamic=drawn[128]))
-    first, second = sorted(tiles, key=lambda c: _modelled(problem, device, c.block_n))
-    if _short(problem, device):
-        first, second = reversed(tiles)
+    narrow = _short(problem, device)
+    first, second = sorted(tiles, key=lambda c: c.block_n if narrow else _modelled(problem, device, c.block_n))
     pair = Config(dynamic=False, cluster=True)
     others = (first, replace(first, dynamic=not first.dynamic), pair, second, _LONE, replace(_LONE, split_k=2))
     return tuple(dict.fromkeys((_lone(problem, device) or first, *others)))

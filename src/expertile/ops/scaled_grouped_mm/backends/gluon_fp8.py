@@ -190,8 +190,9 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
         return math.ceil(units / device.sm_count)
 
     tiles_m = math.ceil(rows / config.block_m)
-    waves_of = (1 - uneven) * waves(tiles_m) + (uneven * waves(rows / config.block_m + 0.5) if uneven else 0.0)
-    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, waves_of, tiles_m * across, config.split_k)
+    rounds = (1 - uneven) * waves(tiles_m) + uneven * waves(rows / config.block_m + 0.5)
+    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, tiles_m * across, config.split_k)
+    # The partial sums, written and read through L2, and the launch of the kernel that adds them up.
     if config.split_k > 1:
         seconds += 4e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
     return seconds
@@ -211,11 +212,10 @@ def modelled(
     units: float,
     split_k: int = 1,
 ) -> float:
-    """Modelled time of one call in tiles of so many rows and columns.
+    """Modelled time of one call in tiles of so many rows and columns, without what adds up the sums of a split K.
 
     Waves of work units, each as long as the longest of its products (tensor cores and promotion: `waiting` times the
-    products alone), its bytes through L2 and its share of the bytes from memory. The partial sums of a split K, written
-    and read through L2, and the launch of the kernel that adds them up come on top.
+    products alone), its bytes through L2 and its share of the bytes from memory.
     """
     p, (block_m, block_n) = problem, tile
     clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
