@@ -20,10 +20,13 @@
 // _cuda_fp8_tiles.cu and _cuda_fp8_store.cu.
 
 constexpr int K_STEP = 128;
-constexpr int SEGMENTS = BLOCK_N / GRAIN;
+// Scales of b change every 128 columns, in a tile once at most, behind a multiple of GRAIN columns.
+constexpr int GRAIN = BLOCK_N % 128 == 0 ? 128 : BLOCK_N % 64 == 0 ? 64 : BLOCK_N % 32 == 0 ? 32 : 16;
+constexpr int SCALES_B = 128 % BLOCK_N ? 2 : 1;  // of a step
+static_assert(SCALES_B == 1 || BLOCK_N <= 128 + GRAIN, "a tile has no third scale of b");
 constexpr int PROGRAMS = CLUSTER * SPLIT;  // of a cluster
 constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
-constexpr u32 B_BOX = GRAIN * K_STEP;
+constexpr u32 B_BOX = EDGE * K_STEP;
 // TMA begins at multiples of 16 bytes, so up to 3 scales of rows before the tile come with it.
 constexpr u32 SCALES_BYTES = (ROWS + 4) * 4, SCALES_PITCH = 640;
 static_assert(STAGES <= 8, "steps are written out for so many stages");
@@ -53,13 +56,15 @@ template <int WIDTH>
 struct Scales {
   static constexpr int PARTS = (WIDTH + GRAIN - 1) / GRAIN;
   float scale_0[PARTS], scale_1[PARTS];
-  __device__ __forceinline__ void load(u32 at_a, int stage, u32 at_b, int steps) {
+  // first: columns before the second scale of b.
+  __device__ __forceinline__ void load(u32 at_a, int stage, u32 at_b, int steps, int first) {
     const float down_0 = load_shared(at_a + stage * SCALES_PITCH), down_1 = load_shared(at_a + stage * SCALES_PITCH + 32);
+    const float left = load_shared(at_b), right = SCALES_B == 2 ? load_shared(at_b + steps * 4) : left;
+    const float left_0 = down_0 * left, left_1 = down_1 * left, right_0 = down_0 * right, right_1 = down_1 * right;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
-      const float across = load_shared(at_b + i * steps * 4);
-      scale_0[i] = down_0 * across;
-      scale_1[i] = down_1 * across;
+      scale_0[i] = SCALES_B == 1 || i * GRAIN < first ? left_0 : right_0;
+      scale_1[i] = SCALES_B == 1 || i * GRAIN < first ? left_1 : right_1;
     }
   }
   __device__ __forceinline__ void promote(float* sum, const float* part) const {
@@ -79,7 +84,7 @@ struct Steps {
   const Shared& s;
   Ring& ring;
   u32 a, b, at_a, at_b;
-  int step, steps;
+  int step, steps, first;
 };
 
 // Queue the products of stage STAGE.
@@ -100,7 +105,7 @@ template <int WIDTH, int STAGE>
 __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t) {
   constexpr int NEXT = (STAGE + 1) % STAGES;
   Scales<WIDTH> scales;
-  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps);
+  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps, t.first);
   queue_products<WIDTH, STAGE>(part, t);
   t.ring.passed(STAGE);
   const u32 next_parity = t.ring.parity(NEXT);
@@ -122,7 +127,7 @@ template <int WIDTH, int STAGE, bool LAST>
 __device__ __forceinline__ void multiply_ahead(float* sum, float* part, float* next, Steps& t) {
   constexpr int NEXT = (STAGE + 1) % STAGES;
   Scales<WIDTH> scales;
-  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps);
+  scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps, t.first);
   t.ring.passed(STAGE);
   if constexpr (!LAST) {
     barrier_wait(t.s.full + NEXT * 8, t.ring.parity(NEXT));
@@ -135,15 +140,15 @@ __device__ __forceinline__ void multiply_ahead(float* sum, float* part, float* n
   scales.promote(sum, part);
 }
 
-// One tile of WIDTH columns. row: this thread's first row in the tile.
+// One tile of WIDTH columns. row: this thread's first row in the tile. first: columns before the second scale of b.
 template <int WIDTH>
 __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, u32 at_b, int steps, int part_no,
-                                              int row) {
+                                              int row, int first) {
   float part[WIDTH / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
   if (SPLIT > 1 && steps == 0) return __syncwarp();  // no wgmma keeps the lanes together
-  Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, at_b, 0, steps};
+  Steps t{s, ring, low_word(s.a + part_no * A_BOX), low_word(s.b), s.scale_a + row * 4, at_b, 0, steps, first};
   // Written out, because compilers do not unroll loops that end in the middle.
   // (A step that says whether it was the last would have the compiler take products under way for ready ones.)
 #define STEP(i)                                                                      \
@@ -172,7 +177,8 @@ __device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, i
                                         const Tile& tile, const TensorMap& out_map, char* out, long long pitch, int N,
                                         int rank, u32& shared_before) {
   float sum[WIDTH / 2];
-  multiply_tile<WIDTH>(sum, ring, s, s.scale_b + slot * SEGMENTS * steps * 4, steps, part_no, row + (tile.row & 3));
+  const u32 at_b = s.scale_b + slot * SCALES_B * steps * 4;
+  multiply_tile<WIDTH>(sum, ring, s, at_b, steps, part_no, row + (tile.row & 3), 128 - tile.col % 128);
   if (threadIdx.x % LANES == 0) barrier_arrive(s.tile_empty + slot * 8);
   const u32 mine = s.out + part_no * OUT_BYTES, full = s.sums_full + part_no * 8, empty = s.sums_empty + part_no * 8;
   if constexpr (SPLIT == 1) store_tile<WIDTH>(sum, mine, out_map, out, pitch, tile, part_no, N);
@@ -271,21 +277,14 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         if (t >= total) break;
         int next = t + stride;
         if (DYNAMIC && lane == 0) next = stride + atomicAdd(counter, 1);
-        const u32 to = s.scale_b + slot * SEGMENTS * steps * 4;
-        const float* from[SEGMENTS];
-#pragma unroll
-        for (int i = 0; i < SEGMENTS; i++) {
-          const int c = (tile.col + i * GRAIN) / 128;
-          from[i] = scale_b + tile.group * sb_g + (c < scales_n ? c : scales_n - 1) * sb_n;
-        }
+        const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
+        const int c = tile.col / 128;
+        const float *left = scale_b + tile.group * sb_g + c * sb_n, *right = c + 1 < scales_n ? left + sb_n : left;
 #pragma unroll 1
         for (int k = lane; k < steps; k += LANES) {
-          float x[SEGMENTS];
-#pragma unroll
-          for (int i = 0; i < SEGMENTS; i++) x[i] = from[i][(first_step + k) * sb_k];
-#pragma unroll
-          for (int i = 0; i < SEGMENTS; i++)
-            store_shared(to + (i * steps + k) * 4, x[i]);
+          const float x = left[(first_step + k) * sb_k], y = right[(first_step + k) * sb_k];
+          store_shared(to + k * 4, x);
+          if (SCALES_B == 2) store_shared(to + (steps + k) * 4, y);
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
@@ -299,8 +298,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         if (tile.width == 0) break;
         const int rows = tile.row_end - tile.row;
         const int boxes = rows > ROWS - 64 ? CONSUMERS : rows > 0 ? (rows + 63) / 64 : 0;
-        const int across = boxes ? (tile.width + GRAIN - 1) / GRAIN : 0;
-        const u32 bytes = boxes ? boxes * A_BOX + (CLUSTER == 2 && tile.share == SHARE_B ? B_BYTES : across * B_BOX) + SCALES_BYTES : 0;
+        const bool wide = tile.width == BLOCK_N || (CLUSTER == 2 && tile.share == SHARE_B);
+        const u32 bytes = boxes ? boxes * A_BOX + (wide ? B_BYTES : tile.width * K_STEP) + SCALES_BYTES : 0;
         for (int step = 0, stage = 0; step < steps; step++) {
           const u32 bar = s.full + stage * 8, a = s.a + stage * A_BYTES, b = s.b + stage * B_BYTES;
           const int k = (first_step + step) * K_STEP;
@@ -315,10 +314,11 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           if (boxes) tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, first_step + step);
           if (CLUSTER == 2 && tile.share == SHARE_B) {
             if (rank == 0) tma_3d_both(b, b_wide_map, bar, k, tile.col, tile.group);
-          } else if (boxes && tile.width == BLOCK_N) {
+          } else if (boxes && wide) {
             tma_3d(b, b_wide_map, bar, k, tile.col, tile.group);
-          } else {
-            for (int i = 0; i < across; i++) tma_3d(b + i * B_BOX, b_map, bar, k, tile.col + i * GRAIN, tile.group);
+          } else if (boxes) {
+            for (int i = 0; i < tile.width / EDGE; i++)
+              tma_3d(b + i * B_BOX, b_map, bar, k, tile.col + i * EDGE, tile.group);
           }
           ring.passed(stage);
           stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -1,10 +1,10 @@
 // How a consumer of the `cuda_fp8` kernel stores its 64 rows of a tile. mine: its place in shared memory, OUT_BYTES.
 
 // Results in 16 bits; or, of a split tile, the sums of the other programs' parts.
-constexpr u32 OUT_BYTES = SPLIT == 1 ? 64 * BLOCK_N * 2 : (SPLIT - 1) * (64 * BLOCK_N * 4 / SPLIT);
+constexpr u32 OUT_BYTES = SPLIT == 1 ? (BLOCK_N + 63) / 64 * (64 * 128) : (SPLIT - 1) * (64 * BLOCK_N * 4 / SPLIT);
 
 // A consumer's rows go to its part of shared memory, 64 columns at a time with the 128-byte swizzle, and from there by TMA;
-// the last rows of a group, which no box may exceed, 16 bytes of a row a lane.
+// columns past the last 64, and the last rows of a group, which no box may exceed, 16 bytes of a row a lane.
 template <int WIDTH>
 __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const TensorMap& out_map, char* out, long long pitch,
                                            const Tile& tile, int part_no, int N) {
@@ -19,19 +19,20 @@ __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const Ten
     store_matrices(to, sum + block * 8);
   }
   const int first = tile.row + part_no * 64;
-  if (first + 64 <= tile.row_end) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    warpgroup_sync(part_no);
-    if (thread == 0) {
+  const bool boxes = first + 64 <= tile.row_end;
+  if (boxes) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  warpgroup_sync(part_no);
+  if (boxes && thread == 0) {
 #pragma unroll
-      for (int i = 0; i < WIDTH / 64; i++)
-        if (tile.col + i * 64 < N) tma_store_2d(out_map, mine + i * (64 * 128), tile.col + i * 64, first);
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    }
-  } else {
-    warpgroup_sync(part_no);
-    for (int i = thread; i < 64 * (WIDTH / 8); i += 128) {
-      const int part = i / (64 * 8), row = i % (64 * 8) / 8, chunk = i % 8, c = tile.col + part * 64 + chunk * 8;
+    for (int i = 0; i < WIDTH / 64; i++)
+      if (tile.col + i * 64 < N) tma_store_2d(out_map, mine + i * (64 * 128), tile.col + i * 64, first);
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+  if (boxes && WIDTH % 64 == 0) return;
+  for (int part = boxes ? WIDTH / 64 : 0; part * 64 < WIDTH; part++) {
+    const int left = WIDTH - part * 64, chunks = left < 64 ? left / 8 : 8;
+    for (int i = thread; i < 64 * chunks; i += 128) {
+      const int row = i / chunks, chunk = i % chunks, c = tile.col + part * 64 + chunk * 8;
       const uint4 x = load_shared_16(mine + part * (64 * 128) + row * 128 + ((chunk ^ row % 8) << 4));
       if (first + row < tile.row_end && c < N) store_16(out + (first + row) * pitch + c * 2, x);
     }

@@ -1,9 +1,8 @@
 // Tiles of the `cuda_fp8` kernel: which of them a program takes, and how the scheduling warp tells the others.
 
 constexpr int ROWS = 64 * CONSUMERS;
-constexpr int GRAIN = 64;  // columns that surely share a scale of b
+constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many columns, or all
 enum { SHARE_NONE, SHARE_A, SHARE_B };
-static_assert(BLOCK_N % GRAIN == 0, "scales of b change every 128 columns, tiles begin on multiples of BLOCK_N");
 
 // width 0: there are no more tiles.
 struct Tile { int group, row, row_end, col, width, share; };
@@ -33,7 +32,8 @@ __device__ __forceinline__ Tile locate(int t, int n_full, int rest, int rank, in
   }
   const bool narrow = n >= n_full && rest;  // beside the last of full tiles, a program without a tile waits for the other
   found.row = n < across ? row + m * ROWS : found.row_end;
-  found.width = narrow ? (rest + GRAIN - 1) / GRAIN * GRAIN : BLOCK_N;
+  const int edge = (rest + EDGE - 1) / EDGE * EDGE;
+  found.width = narrow && edge < BLOCK_N ? edge : BLOCK_N;
   found.col = n * BLOCK_N;
   return found;
 }

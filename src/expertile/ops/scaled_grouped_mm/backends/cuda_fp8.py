@@ -38,6 +38,7 @@ from expertile.ragged import power_of_two
 _FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8.cu")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in _FILES))
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_WIDTHS = (*range(64, 161, 16), 192)  # of tiles
 _TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4)
 
 
@@ -45,7 +46,7 @@ _TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 3, *(_LONG,) * 4
 class Config:
     """Tile sizes and schedule.
 
-    block_n: 64, 128 or 192.
+    block_n: a multiple of 16, 64 to 160, or 192: others would meet a third scale of b.
     group_m: rows of tiles that share one pass over a group's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
     cluster: two programs share the columns of b of two rows of tiles; their schedule is static.
@@ -62,13 +63,15 @@ class Config:
     split_k: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("block_n", (64, 128, 192)), ("consumers", (1, 2)), ("split_k", (1, 2, 4, 8))):
+        for name, known in (("block_n", _WIDTHS), ("consumers", (1, 2)), ("split_k", (1, 2, 4, 8))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {value}")
         if self.programs > 1 and self.dynamic:
             raise ValueError("cluster, split_k: expected dynamic=False beside them")
         if self.cluster and self.split_k > 1:
             raise ValueError("split_k: expected 1 beside cluster=True")
+        if self.block_n // self.split_k % 8:
+            raise ValueError(f"split_k: expected parts of a multiple of 8 columns, got {self.split_k} of {self.block_n}")
         if self.block_n == 64 and self.num_stages % 2:
             raise ValueError(f"num_stages: expected an even number beside block_n=64, got {self.num_stages}")
 
@@ -86,9 +89,9 @@ class Config:
         """Shared memory of one program: ring, tile of out, barriers, the groups' tiles and rows, scales of b of two
         tiles, and up to 2048 to align."""
         stage = (self.rows + self.block_n) * BLOCK + 640
-        slots = 64 + 80 + 2 * self.block_n // 64 * k_blocks * 4
-        tile = self.rows * self.block_n
-        out = tile * 2 if self.split_k == 1 else tile * 4 // self.split_k * (self.split_k - 1)
+        slots = 64 + 80 + 2 * (2 if BLOCK % self.block_n else 1) * k_blocks * 4
+        parts = self.rows * self.block_n * 4 // self.split_k
+        out = self.rows * -(-self.block_n // 64) * 128 if self.split_k == 1 else parts * (self.split_k - 1)
         return 2048 + self.num_stages * (stage + 16) + out + slots + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
