@@ -39,6 +39,7 @@ _CALLS: tuple[tuple[str, str | None], ...] = (
     (r"cp\.async\.bulk\.tensor.*multicast::cluster", "tma_load_multicast("),
     (r"barrier\.cluster\.arrive", "cluster_sync("),
     (r"cluster_ctarank", "cluster_rank("),
+    (r"elect\.sync", "elect("),
     (r"mbarrier\.init", "mbarrier_init("),
     (r"mbarrier\.try_wait", "mbarrier_wait("),
     (r"mbarrier\.test_wait", "mbarrier_test("),

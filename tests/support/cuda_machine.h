@@ -157,6 +157,7 @@ inline void st_async(uint32_t to, uint32_t bar, int rank, float x, float y, floa
     settle(b);
   });
 }
+inline void elect(uint32_t& mine) { mine = cluster->now->thread % WARP == 0; }
 inline void cluster_rank(int& rank) { rank = block - cluster->blocks.data(); }
 inline void cluster_sync() {
   const uint64_t before = cluster->passed;

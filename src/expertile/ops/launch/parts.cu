@@ -5,6 +5,14 @@ constexpr int LANES = 32;
 
 struct alignas(64) TensorMap { char opaque[128]; };
 
+// Whether this is the one lane of the warp that all its lanes agree on. Where `lane == 0` says so, ptxas, which does not
+// know that one lane alone is left, makes a loop over lanes of each TMA instruction.
+__device__ __forceinline__ bool elected() {
+  u32 mine;
+  asm volatile("{ .reg .pred mine; elect.sync _|mine, 0xffffffff; selp.u32 %0, 1, 0, mine; }" : "=r"(mine));
+  return mine;
+}
+
 // ---- barriers ----
 
 __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {

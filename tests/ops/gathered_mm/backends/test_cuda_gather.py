@@ -97,6 +97,7 @@ def test_compiles(name):
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
     assert "UTMALDG.3D" in code and "STSM.16.M88" in code
+    assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
     # A producer's copies follow each other: addresses stand in registers, no constant is waited for between two.
     copies = [m.start() for m in re.finditer("LDGSTS", code)]
     most = max(range(len(copies) - 15), key=lambda i: -(copies[i + 15] - copies[i]))

@@ -79,6 +79,7 @@ def test_compiles(turned, dtype):
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
     assert "UTMALDG.4D" in code and "UTMASTG.3D" in code and "LDGSTS" in code
+    assert code.count("BRA.U.ANY") == 1  # a loop over lanes, around the arrival of copies; none around TMA
     assert ("STSM.16.MT88" in code) == turned
 
 

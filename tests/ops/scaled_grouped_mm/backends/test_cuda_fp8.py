@@ -135,6 +135,7 @@ def test_compiles(config):
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"QGMMA[^\n]*gsb0", code)) == len(products)
     assert "UTMALDG.2D" in code and "UTMALDG.3D" in code
+    assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
     assert ("UTMASTG.2D" in code) == (config.split_k == 1)  # the parts of a split tile go from registers
     assert ("UTMALDG.3D.MULTICAST" in code) == config.cluster
 
@@ -216,7 +217,9 @@ def test_tiles_cover_the_result_once(config, tmp_path: Path):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
-@pytest.mark.parametrize("config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR, *SPLITS, *ODD], ids=str)
+@pytest.mark.parametrize(
+    "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR, *SPLITS, *ODD], ids=str
+)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
     dtype, for which g++ has another kernel to compile, with the first config alone."""

@@ -51,7 +51,7 @@ __device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Ti
   const u32 bar = s.full + ring.stage * 8;
   const u32 a = s.stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + half * (B_BYTES / 2);
   barrier_wait(s.empty + ring.stage * 8, ring.parity);
-  if (thread % LANES == 0) {
+  if (elected()) {
     barrier_expect(bar, B_BYTES / 2);
 #if PRODUCT == GATED
     tma_3d(b, half ? *in.up_map : *in.b_map, bar, k, tile.col, tile.group);

@@ -61,7 +61,7 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap& d_map,
       const u32 bar = s.full + stage * 8;
       barrier_wait(s.empty + stage * 8, parity);
       const int left = tile.rows - step * STEP;
-      if (thread == 0) {
+      if (warp == 0 && elected()) {
         barrier_expect(bar, D_BYTES);
 #pragma unroll
         for (int i = 0; i < TILE_D / BLOCK; i++)
@@ -89,7 +89,7 @@ __device__ __forceinline__ void store(const float* sum, const Shared& s, const T
 #pragma unroll
   for (int piece = 0; piece < TILE_D / BLOCK; piece++) {
     const u32 buffer = s.out + (2 * consumer + piece % 2) * OUT_BYTES;
-    if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+    if (warp == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
     warpgroup_sync(consumer);
 #pragma unroll
     for (int block = 0; block < BLOCK / 16; block++) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void store(const float* sum, const Shared& s, const T
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     warpgroup_sync(consumer);
     const int d = tile.d + piece * BLOCK;
-    if (thread == 0) {
+    if (warp == 0 && elected()) {
       if (x < width_x && d < width_d) tma_store_3d(out_map, buffer, TURNED ? x : d, TURNED ? d : x, tile.group);
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void consume(const Shared& s, const TensorMap& out_ma
     if (tile.rows > 0 && lane == 0) barrier_arrive(s.empty + before * 8);
     store(sum, s, out_map, tile, consumer, width_x, width_d);
   }
-  if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)

@@ -290,7 +290,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
         t = DYNAMIC ? __shfl_sync(0xffffffffu, next, 0) : next;
       }
-    } else if (warp == 4 * CONSUMERS && lane == 0) {
+    } else if (warp == 4 * CONSUMERS && elected()) {
       ring.phases = ~0u;
       for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_full + slot * 8, parity);
@@ -361,7 +361,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         compute<128>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
 #endif
     }
-    if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
   // The other program may still load or arrive here.
   if (PROGRAMS > 1) cluster_sync();

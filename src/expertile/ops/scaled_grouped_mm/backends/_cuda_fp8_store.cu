@@ -9,7 +9,7 @@ template <int WIDTH>
 __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const TensorMap& out_map, char* out, long long pitch,
                                            const Tile& tile, int part_no, int N) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % LANES, warp = thread / LANES;
-  if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  if (warp == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   warpgroup_sync(part_no);
   const u32 row_at = mine + (warp * 16 + lane % 16) * 128;
 #pragma unroll
@@ -22,7 +22,7 @@ __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const Ten
   const bool boxes = first + 64 <= tile.row_end;
   if (boxes) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   warpgroup_sync(part_no);
-  if (boxes && thread == 0) {
+  if (boxes && warp == 0 && elected()) {
 #pragma unroll
     for (int i = 0; i < WIDTH / 64; i++)
       if (tile.col + i * 64 < N) tma_store_2d(out_map, mine + i * (64 * 128), tile.col + i * 64, first);

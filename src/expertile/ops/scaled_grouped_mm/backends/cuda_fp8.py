@@ -71,7 +71,9 @@ class Config:
         if self.cluster and self.split_k > 1:
             raise ValueError("split_k: expected 1 beside cluster=True")
         if self.block_n // self.split_k % 8:
-            raise ValueError(f"split_k: expected parts of a multiple of 8 columns, got {self.split_k} of {self.block_n}")
+            raise ValueError(
+                f"split_k: expected parts of a multiple of 8 columns, got {self.split_k} of {self.block_n}"
+            )
         if self.block_n == 64 and self.num_stages % 2:
             raise ValueError(f"num_stages: expected an even number beside block_n=64, got {self.num_stages}")
 
