@@ -1,14 +1,15 @@
 // Groups of rows and their tiles, for CUDA C++ kernels that count a ragged problem's tiles on the GPU.
 
 // By a warp: ends[g] = units up to and including those of group g, row_ends[g] = its last row + 1. `units(rows)`: of a
-// group of so many.
+// group of so many. offs null: as if each had 1024 rows.
 template <typename Units>
 __device__ __forceinline__ void list_groups(int* ends, int* row_ends, const int* offs, int G, const Units& units) {
   const int lane = threadIdx.x % LANES;
   int before = 0;
   for (int base = 0; base < G; base += LANES) {
     const int g = base + lane;
-    const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
+    const int end = g >= G ? 0 : offs ? offs[g] : 1024 * g + 1024;
+    const int begin = g >= G || !g ? 0 : offs ? offs[g - 1] : 1024 * g;
     int x = g < G ? units(end - begin) : 0;
 #pragma unroll
     for (int d = 1; d < LANES; d *= 2) {
@@ -35,6 +36,15 @@ __device__ __forceinline__ int group_of(int t, const int* ends, int G) {
   return g;
 }
 
+// a / b for 0 <= a, 0 < b and a quotient below 2^21, in half the clocks of the compiler's division.
+__device__ __forceinline__ int quotient(int a, int b) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"((float)b));
+  const int q = (int)((float)a * r);
+  const int rest = a - q * b;
+  return q + (rest >= b) - (rest < 0);
+}
+
 // Row m and column n of a tile of a group that has `tiles` rows of them, `across` in each: about `band` rows at a time,
 // cut evenly, down the rows first.
 struct Place { int m, n; };
@@ -42,9 +52,9 @@ struct Place { int m, n; };
 __device__ __forceinline__ Place in_bands(int tile, int tiles, int across, int band_rows) {
   int bands = (tiles + band_rows / 2) / band_rows;
   bands = bands < 1 ? 1 : bands;
-  const int height = (tiles + bands - 1) / bands;
-  const int band = tile / (height * across), inner = tile - band * height * across;
+  const int height = quotient(tiles + bands - 1, bands);
+  const int band = quotient(tile, height * across), inner = tile - band * height * across;
   const int left = tiles - band * height, here = left < height ? left : height;
-  const int n = inner / here;
+  const int n = quotient(inner, here);
   return {band * height + inner - n * here, n};
 }

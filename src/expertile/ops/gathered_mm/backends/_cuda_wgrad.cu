@@ -147,7 +147,7 @@ __device__ __forceinline__ void consume(const Shared& s, const TensorMap& out_ma
     if (tile.rows > 0 && lane == 0) barrier_arrive(s.empty + before * 8);
     store(sum, s, out_map, tile, consumer, width_x, width_d);
   }
-  if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
