@@ -1,15 +1,14 @@
 // Groups of rows and their tiles, for CUDA C++ kernels that count a ragged problem's tiles on the GPU.
 
 // By a warp: ends[g] = units up to and including those of group g, row_ends[g] = its last row + 1. `units(rows)`: of a
-// group of so many. offs null: as if each had 1024 rows.
+// group of so many.
 template <typename Units>
 __device__ __forceinline__ void list_groups(int* ends, int* row_ends, const int* offs, int G, const Units& units) {
   const int lane = threadIdx.x % LANES;
   int before = 0;
   for (int base = 0; base < G; base += LANES) {
     const int g = base + lane;
-    const int end = g >= G ? 0 : offs ? offs[g] : 1024 * g + 1024;
-    const int begin = g >= G || !g ? 0 : offs ? offs[g - 1] : 1024 * g;
+    const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
     int x = g < G ? units(end - begin) : 0;
 #pragma unroll
     for (int d = 1; d < LANES; d *= 2) {
@@ -51,7 +50,10 @@ struct Place { int m, n; };
 
 __device__ __forceinline__ Place in_bands(int tile, int tiles, int across, int band_rows) {
   int bands = (tiles + band_rows / 2) / band_rows;
-  bands = bands < 1 ? 1 : bands;
+  if (bands <= 1) {
+    const int n = quotient(tile, tiles);
+    return {tile - n * tiles, n};
+  }
   const int height = quotient(tiles + bands - 1, bands);
   const int band = quotient(tile, height * across), inner = tile - band * height * across;
   const int left = tiles - band * height, here = left < height ? left : height;

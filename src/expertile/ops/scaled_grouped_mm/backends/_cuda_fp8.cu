@@ -247,40 +247,31 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   if (PROGRAMS > 1) cluster_sync();
   else __syncthreads();
   const int group = warp / 4;
-  const bool scheduling = warp == 4 * CONSUMERS + 1;
-  if (!scheduling) asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   Ring ring;
 
   if (group == CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
-    if (scheduling) {
-      // The scheduler: a tile ahead of the others, with its scales of b. It rehearses once, before it may look at `offs`:
-      // its instructions, which are many and which all others wait for, are in the cache when it does.
+    if (warp == 4 * CONSUMERS + 1) {
+      // The scheduler: a tile ahead of the others, with its scales of b.
       const int stride = gridDim.x / PROGRAMS, across = (N + BLOCK_N - 1) / BLOCK_N;
       const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N, scales_n = (N + 127) / 128;
-      int t = blockIdx.x / PROGRAMS, total = 0;
-#pragma unroll 1
-      for (int number = -1;; number++) {
-        if (number == 0) asm volatile("griddepcontrol.wait;" ::: "memory");
-        if (number <= 0) {
-          list_groups(unit_ends, row_ends, number < 0 ? nullptr : offs, G, [=](int rows) {
-            const int r = (rows + ROWS - 1) / ROWS;
-            return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
-          });
-          __syncwarp();
-          total = unit_ends[G - 1];
-        }
+      list_groups(unit_ends, row_ends, offs, G, [=](int rows) {
+        const int r = (rows + ROWS - 1) / ROWS;
+        return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
+      });
+      __syncwarp();
+      const int total = unit_ends[G - 1];
+      int t = blockIdx.x / PROGRAMS;
+      for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
+        barrier_wait(s.tile_empty + slot * 8, parity);
         Tile tile{0, 0, 0, 0, 0, 0};
         if (t < total) tile = locate(t, n_full, n_rest, rank, G, unit_ends, row_ends);
-        const int slot = number & 1;
-        if (number >= 0) barrier_wait(s.tile_empty + slot * 8, number / 2 & 1 ^ 1);
-        if (lane == 0) send(s.tile + slot * 32, tile);
-        if (number < 0) {
-          __syncwarp();
-          continue;
+        if (lane == 0) {
+          send(s.tile + slot * 32, tile);
+          barrier_arrive(s.tile_full + slot * 8);
         }
-        if (lane == 0) barrier_arrive(s.tile_full + slot * 8);
         if (t >= total) break;
         int next = t + stride;
         if (DYNAMIC && lane == 0) next = stride + atomicAdd(counter, 1);
