@@ -9,7 +9,7 @@ from expertile.moe._passes import activation_gradients, bias_products, products,
 from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
 from expertile.moe.expert_weights import Experts
-from expertile.moe.experts import moe_mlp
+from expertile.moe.experts import experts_mlp
 from expertile.moe.permute import Permutation
 from expertile.ops.gathered_mm.api import gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
@@ -39,18 +39,7 @@ def _quantized(experts: Experts, rows: torch.Tensor, arrived: Incoming, start: i
     slots, offs = arrived.order.slots[start:end], arrived.order.offs
     there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
     ids = torch.where(there, arrived.ids.flatten()[slots], offs.shape[0])[:, None]
-    gate_up, down, gate_up_bias, down_bias = experts.tensors
-    return moe_mlp(
-        rows,
-        gate_up,
-        down,
-        ids,
-        torch.ones_like(ids, dtype=torch.float32),
-        activation=experts.activation,
-        interleaved=experts.interleaved,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-    )
+    return experts_mlp(experts, rows, ids, torch.ones_like(ids, dtype=torch.float32))
 
 
 def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:

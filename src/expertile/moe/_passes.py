@@ -26,19 +26,14 @@ def products(
     """(y [R, H], pre [R, 2I] if `save_pre`) of the rows that `rows` and `offs` name; weights: gate_up, down and their
     biases."""
     gate_up, down, gate_up_bias, down_bias = weights
-    activation, interleaved, invariant = form
-    act, pre = gathered_gated_mm(
-        x,
-        gate_up.transpose(1, 2),
-        rows,
-        offs,
-        activation=activation,
-        interleaved=interleaved,
-        bias=gate_up_bias,
-        save_pre=save_pre,
-        batch_invariant=invariant,
-    )
-    return grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=invariant), pre
+    w = gate_up.transpose(1, 2)
+    act, pre = gathered_gated_mm(x, w, rows, offs, bias=gate_up_bias, save_pre=save_pre, **_named(form))
+    return grouped_mm(act, down.transpose(1, 2), offs=offs, bias=down_bias, batch_invariant=form[2]), pre
+
+
+def _named(form: Form) -> dict[str, Any]:
+    """As arguments of the gathered products."""
+    return dict(zip(("activation", "interleaved", "batch_invariant"), form, strict=True))
 
 
 def forward(operands: Operands, topk_ids: _T, form: Form, save_pre: bool) -> tuple[_T, _Maybe, Permutation | None]:
@@ -63,24 +58,11 @@ def activation_gradients(
 
     Where the gradient of `down` copies dy into that order anyway, the product before it is faster on the copy. Where it
     gathers (`cuda_wgrad`), no copy is faster, and 2 R H bytes less (docs/notes/grouped_mm.md, "Gathered products")."""
-    activation, interleaved, invariant = form
     rows: _Maybe = order.rows
     if of_down and copies_rows(dy, order.rows, down.shape[2], order.offs):
         dy, rows = ordered(dy, order.rows, order.offs), None
-    made = gated_backward_mm(
-        dy,
-        down.transpose(1, 2),
-        rows,
-        order.slots,
-        weights,
-        pre,
-        order.offs,
-        activation=activation,
-        interleaved=interleaved,
-        overwrite_pre=overwrite_pre,
-        batch_invariant=invariant,
-    )
-    return (dy, rows), *made
+    operands = (dy, down.transpose(1, 2), rows, order.slots, weights, pre, order.offs)
+    return (dy, rows), *gated_backward_mm(*operands, overwrite_pre=overwrite_pre, **_named(form))
 
 
 def gradients(

@@ -200,8 +200,15 @@ def moe_mlp(
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
+    return experts_mlp(experts, x, topk_ids, topk_weights, check, lora)
+
+
+def experts_mlp(
+    experts: Experts, x: _T, topk_ids: _T, topk_weights: _T, check: bool = False, lora: Lora | None = None
+) -> _T:
+    """`moe_mlp` of experts as one value."""
+    check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     kind = experts.check(x, topk_ids, topk_weights, check)
     topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
@@ -212,13 +219,13 @@ def moe_mlp(
     if x.dtype is not torch.float64 and (lora is not None or kind is not torch.Tensor):
         return frozen_mlp(x, topk_ids, topk_weights, experts, lora)
     if lora is not None:
-        experts = Experts.of((*lora.merged(experts), gate_up_bias, down_bias), experts.form)
+        experts = Experts.of((*lora.merged(experts), *experts.tensors[2:]), experts.form)
     operands: Operands = (x, *experts.tensors[:2], topk_weights, *experts.tensors[2:])
     if x.dtype is torch.float64:
-        return formula(operands, topk_ids, activation, interleaved)
+        return formula(operands, topk_ids, *experts.form[:2])
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
     if traced(x):
-        return _call(*operands, topk_ids, activation, interleaved, grad, batch_invariant)[0]
+        return _call(*operands, topk_ids, *experts.form[:2], grad, experts.batch_invariant)[0]
     if grad:
         return _MoeMlp.apply(topk_ids, experts.form, *operands)
     return forward(operands, topk_ids, experts.form, False)[0]

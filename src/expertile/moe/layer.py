@@ -18,8 +18,8 @@ from torch import nn
 
 from expertile.formats.fp8 import QuantizedBuffers
 from expertile.formats.weight_only import quantize
-from expertile.moe.expert_weights import autocasts
-from expertile.moe.experts import moe_mlp
+from expertile.moe.expert_weights import Experts, autocasts
+from expertile.moe.experts import experts_mlp, moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits_and_x
 from expertile.moe.lora import Adapter, Lora
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
@@ -252,6 +252,12 @@ class MoE(nn.Module):
                 return invariant_logits_in(dtype, x, self.router, bias), x
             return F.linear(x.to(dtype), self.router.to(dtype), bias), x
 
+    @property
+    def _form(self) -> dict[str, Any]:
+        """What `moe_mlp` takes beside tensors."""
+        names = ("activation", "interleaved", "batch_invariant")
+        return {name: getattr(self, name) for name in names}
+
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> Any:
         """x [..., H] of the experts' dtype (any under autocast) -> [..., H]; with `return_routing` also the Routing,
         scores included, for the auxiliary losses.
@@ -273,34 +279,16 @@ class MoE(nn.Module):
         out = self._experts(tokens, routing)
         if self.shared_gate_up is not None and self.shared_down is not None:
             ids = torch.zeros((tokens.shape[0], 1), dtype=torch.int32, device=x.device)
-            out = out + moe_mlp(
-                tokens,
-                self.shared_gate_up[None],
-                self.shared_down[None],
-                ids,
-                torch.ones_like(ids).float(),
-                activation=self.activation,
-                interleaved=self.interleaved,
-                batch_invariant=self.batch_invariant,
-            )
+            shared = (self.shared_gate_up[None], self.shared_down[None])
+            out = out + moe_mlp(tokens, *shared, ids, torch.ones_like(ids).float(), **self._form)
         out = out if x.dim() == 2 else out.view(x.shape)
         return (out, routing) if return_routing else out
 
     def _experts(self, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
         """What the routed experts make of tokens [T, H]."""
-        return moe_mlp(
-            tokens,
-            _weight(self.gate_up),
-            _weight(self.down),
-            routing.topk_ids,
-            routing.topk_weights,
-            activation=self.activation,
-            interleaved=self.interleaved,
-            gate_up_bias=self.gate_up_bias,
-            down_bias=self.down_bias,
-            batch_invariant=self.batch_invariant,
-            lora=self.lora,
-        )
+        weights = (_weight(self.gate_up), _weight(self.down), self.gate_up_bias, self.down_bias)
+        experts = Experts(*weights, **self._form)
+        return experts_mlp(experts, tokens, routing.topk_ids, routing.topk_weights, lora=self.lora)
 
     def extra_repr(self) -> str:
         c = self.config

@@ -68,13 +68,7 @@ class ExpertParallelMoE(MoE):
             raise ValueError("moe: expected experts that are not quantised; ExpertParallel.mlp takes quantised ones")
         if moe.batch_invariant:
             require_ordered(combine)
-        layer = {
-            **asdict(moe.config),
-            "activation": moe.activation,
-            "interleaved": moe.interleaved,
-            "intermediate_size": moe.intermediate_size,
-            "batch_invariant": moe.batch_invariant,
-        }
+        layer = {**asdict(moe.config), **moe._form, "intermediate_size": moe.intermediate_size}
         super().__init__(
             moe.hidden_size,
             bias=moe.gate_up_bias is not None,
@@ -150,18 +144,8 @@ class ExpertParallelMoE(MoE):
         if self.replicas is not None and torch.is_grad_enabled():
             weights = [None if w is None else Averaged.apply(w, self.replicas) for w in weights]
         gate_up, down, gate_up_bias, down_bias = weights
-        return self.parallel.mlp(
-            tokens,
-            gate_up,
-            down,
-            routing.topk_ids,
-            routing.topk_weights,
-            activation=self.activation,
-            interleaved=self.interleaved,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
-            batch_invariant=self.batch_invariant,
-        )
+        how: Any = {"gate_up_bias": gate_up_bias, "down_bias": down_bias, **self._form}
+        return self.parallel.mlp(tokens, gate_up, down, routing.topk_ids, routing.topk_weights, **how)
 
     def extra_repr(self) -> str:
         held, c = self.parallel.experts, self.parallel.config
