@@ -227,22 +227,10 @@ def pack(
     tokens = torch.empty(rows, dtype=torch.int32, device=device)
     labels = torch.empty((rows, 2 * top_k), dtype=torch.int32, device=device)
     keys = torch.empty((rows, top_k), dtype=torch.int32, device=device)
-    _run(
-        _pack_kernel,
-        rows * top_k,
-        (
-            topk_ids.contiguous(),
-            topk_weights.contiguous(),
-            placement.key_table(device),
-            order.slots,
-            order.offs,
-            tokens,
-            labels,
-            keys,
-        ),
-        (rows * top_k, placement.num_experts, capacity or 0),
-        _shape(top_k, placement, capacity is not None),
-    )
+    given = (topk_ids.contiguous(), topk_weights.contiguous(), placement.key_table(device), order.slots, order.offs)
+    sizes = (rows * top_k, placement.num_experts, capacity or 0)
+    shape = _shape(top_k, placement, capacity is not None)
+    _run(_pack_kernel, rows * top_k, (*given, tokens, labels, keys), sizes, shape)
     return tokens, labels, keys
 
 
@@ -260,24 +248,11 @@ def find(
     fixed = capacities is not None
     sent_at = torch.empty_like(sent.positions) if fixed else sent.positions
     slots, pairs = label_at.numel(), sent_at.numel()
-    _run(
-        _find_kernel,
-        max(slots, pairs) if fixed else slots,
-        (
-            topk_ids.contiguous(),
-            placement.key_table(device),
-            token_keys,
-            sent.positions,
-            sent.offs,
-            back.positions,
-            back.offs,
-            sent_at,
-            label_at,
-            returned_at,
-        ),
-        (slots, pairs, placement.num_experts, *(capacities or (0, 0))),
-        _shape(topk_ids.shape[1], placement, fixed),
-    )
+    given = (topk_ids.contiguous(), placement.key_table(device), token_keys)
+    orders = (sent.positions, sent.offs, back.positions, back.offs)
+    sizes = (slots, pairs, placement.num_experts, *(capacities or (0, 0)))
+    count, shape = max(slots, pairs) if fixed else slots, _shape(topk_ids.shape[1], placement, fixed)
+    _run(_find_kernel, count, (*given, *orders, sent_at, label_at, returned_at), sizes, shape)
     return sent_at, label_at, returned_at
 
 
@@ -288,13 +263,9 @@ def unpack(
     ids = torch.empty((received, top_k), dtype=torch.int32, device=device)
     weights = torch.empty((received, top_k), dtype=torch.float32, device=device)
     keys, experts = torch.empty_like(ids), placement.experts(rank)
-    _run(
-        _unpack_kernel,
-        ids.numel(),
-        (labels, placement.key_table(device), lengths, ids, weights, keys),
-        (ids.numel(), placement.num_experts, capacity or 0, experts.start, placement.groups(rank)),
-        _shape(top_k, placement, capacity is not None),
-    )
+    tensors = (labels, placement.key_table(device), lengths, ids, weights, keys)
+    sizes = (ids.numel(), placement.num_experts, capacity or 0, experts.start, placement.groups(rank))
+    _run(_unpack_kernel, ids.numel(), tensors, sizes, _shape(top_k, placement, capacity is not None))
     return ids, weights, keys
 
 
@@ -302,13 +273,11 @@ def returned(
     keys: torch.Tensor, back: Permutation, order: Permutation, placement: Placement, capacity: int | None, rows: int
 ) -> torch.Tensor:
     out = torch.empty(rows, dtype=torch.int32, device=keys.device)
-    _run(
-        _returned_kernel,
-        rows,
+    tensors, shape = (
         (keys, back.slots, back.offs, order.positions, out),
-        (rows, capacity or 0),
         _shape(keys.shape[1], placement, capacity is not None),
     )
+    _run(_returned_kernel, rows, tensors, (rows, capacity or 0), shape)
     return out
 
 

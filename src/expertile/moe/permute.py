@@ -20,6 +20,7 @@ and up to 1024 slots, one program that sorts id * 1024 + slot in one launch.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -169,45 +170,23 @@ def _empty(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
 
 
 def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
-    offs, rows, slots, positions = parts = _empty(topk_ids, num_experts)
+    _, rows, slots, _ = parts = _empty(topk_ids, num_experts)
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
     experts_p2, pdl = power_of_two(num_experts, 32), supports_pdl(topk_ids)
+    queue = partial(launch, num_warps=4, pdl=pdl)
     if num_slots <= SMALL:
-        slots_p2 = power_of_two(num_slots, 128)
-        launch(
-            _sort_kernel,
-            1,
-            (topk_ids, offs, rows, slots, positions),
-            (num_slots, top_k, num_experts),
-            (slots_p2, experts_p2, pdl),
-            num_warps=4,
-            pdl=pdl,
-        )
+        constants = (power_of_two(num_slots, 128), experts_p2, pdl)
+        queue(_sort_kernel, 1, (topk_ids, *parts), (num_slots, top_k, num_experts), constants)
         return parts
     blocks = -(-num_slots // BLOCK)
     together = min(8, _BINS // experts_p2)
     scratch = torch.empty(num_experts * (blocks + 1), dtype=torch.int32, device=topk_ids.device)
     totals, counts = scratch[:num_experts], scratch[num_experts:]
-    launch(
-        _count_kernel,
-        -(-blocks // together),
-        (topk_ids, rows, slots, counts),
-        (num_slots, blocks, num_experts),
-        (BLOCK, together, experts_p2, pdl),
-        num_warps=4,
-        pdl=pdl,
-    )
-    chunk = min(2048, power_of_two(blocks, 128))
-    launch(_scan_kernel, num_experts, (counts, totals), (blocks,), (chunk, pdl), num_warps=4, pdl=pdl)
-    launch(
-        _place_kernel,
-        blocks,
-        (topk_ids, counts, totals, offs, rows, slots, positions),
-        (num_slots, top_k, blocks, num_experts),
-        (BLOCK, experts_p2, pdl),
-        num_warps=4,
-        pdl=pdl,
-    )
+    cleared, constants = (topk_ids, rows, slots, counts), (BLOCK, together, experts_p2, pdl)
+    queue(_count_kernel, -(-blocks // together), cleared, (num_slots, blocks, num_experts), constants)
+    queue(_scan_kernel, num_experts, (counts, totals), (blocks,), (min(2048, power_of_two(blocks, 128)), pdl))
+    sizes, constants = (num_slots, top_k, blocks, num_experts), (BLOCK, experts_p2, pdl)
+    queue(_place_kernel, blocks, (topk_ids, counts, totals, *parts), sizes, constants)
     return parts
 
 
