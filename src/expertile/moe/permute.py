@@ -182,11 +182,11 @@ def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     together = min(8, _BINS // experts_p2)
     scratch = torch.empty(num_experts * (blocks + 1), dtype=torch.int32, device=topk_ids.device)
     totals, counts = scratch[:num_experts], scratch[num_experts:]
-    cleared, constants = (topk_ids, rows, slots, counts), (BLOCK, together, experts_p2, pdl)
-    queue(_count_kernel, -(-blocks // together), cleared, (num_slots, blocks, num_experts), constants)
+    tensors, sizes = (topk_ids, rows, slots, counts), (num_slots, blocks, num_experts)
+    queue(_count_kernel, -(-blocks // together), tensors, sizes, (BLOCK, together, experts_p2, pdl))
     queue(_scan_kernel, num_experts, (counts, totals), (blocks,), (min(2048, power_of_two(blocks, 128)), pdl))
-    sizes, constants = (num_slots, top_k, blocks, num_experts), (BLOCK, experts_p2, pdl)
-    queue(_place_kernel, blocks, (topk_ids, counts, totals, *parts), sizes, constants)
+    scalars = (num_slots, top_k, blocks, num_experts)
+    queue(_place_kernel, blocks, (topk_ids, counts, totals, *parts), scalars, (BLOCK, experts_p2, pdl))
     return parts
 
 

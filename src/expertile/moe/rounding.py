@@ -310,13 +310,19 @@ def rounding_effect(
         count, rows = int(((sizes + tile - 1) // tile).sum()), int(sizes.sum())
         return rows, count, rows / (count * tile) if count else 1.0
 
-    rows, counts, uses = zip(tiles(before), tiles(after), strict=True)
+    rows_before, tiles_before, use_before = tiles(before)
+    rows_after, tiles_after, use_after = tiles(after)
 
     def share(mask: torch.Tensor) -> float:
         return float(mask.double().mean()) if mask.numel() else 0.0
 
     return RoundingEffect(
-        *(*rows, *counts, *uses),
+        rows_before,
+        rows_after,
+        tiles_before,
+        tiles_after,
+        use_before,
+        use_after,
         int(dropped.sum()),
         int(added.sum()),
         float(weights[dropped].sum()) / total if total else 0.0,

@@ -7,7 +7,9 @@ import torch
 from expertile.ops.backend import Request
 from expertile.ops.checks import require_tensors
 from expertile.ops.gathered_mm import op
-from expertile.ops.gathered_mm.run import backward, gated, mm, wgrad
+from expertile.ops.gathered_mm.backend import Operands
+from expertile.ops.gathered_mm.problem import Product
+from expertile.ops.gathered_mm.run import compute, gated_backward, wgrad
 from expertile.ops.torch_op import no_options, traced
 
 
@@ -46,7 +48,8 @@ def gathered_mm(
         return op.call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         return op.differentiable_mm(x, b, rows, offs, bias, Request(backend, config))
-    return mm(x, b, rows, offs, bias, Request(backend, config))
+    (out,) = compute(Product.MM, Operands(x, b, offs, rows, bias), Request(backend, config))
+    return out
 
 
 def gathered_gated_mm(
@@ -88,8 +91,10 @@ def gathered_gated_mm(
         no_options(config=config, batch_invariant=batch_invariant)
         act, pre = op.call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
+    form: Any = {"activation": activation, "interleaved": bool(interleaved), "save_pre": bool(save_pre)}
     request = Request(backend, config, batch_invariant)
-    return gated(x, b, rows, offs, bias, activation, interleaved, save_pre, request)
+    act, pre = compute(Product.GATED, Operands(x, b, offs, rows, bias), request, **form)
+    return act, pre
 
 
 def gated_backward_mm(
@@ -137,8 +142,10 @@ def gated_backward_mm(
     if traced(dy):
         no_options(config=config, batch_invariant=batch_invariant)
         return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
+    how: Any = {"activation": activation, "interleaved": bool(interleaved), "overwrite_pre": overwrite_pre}
     request = Request(backend, config, batch_invariant)
-    return backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, request, overwrite_pre)
+    dpre, act_w, dweights = gated_backward(dy, down, rows, slots, weights, pre, offs, request=request, **how)
+    return dpre, act_w, dweights
 
 
 def gathered_wgrad(

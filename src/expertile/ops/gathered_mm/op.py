@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from expertile.ops.backend import Request, by_backend
-from expertile.ops.gathered_mm import run
+from expertile.ops.gathered_mm.backend import Operands
+from expertile.ops.gathered_mm.problem import Product
+from expertile.ops.gathered_mm.run import compute, gated_backward, wgrad
 from expertile.ops.gathered_mm.sum_rows import sum_rows
 from expertile.ops.grouped_mm.api import grouped_mm, operator
 from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
@@ -29,8 +31,15 @@ def _rows_of(x: _T, rows: _T | None) -> Any:
     return x.shape[0] if rows is None else rows.shape[0]
 
 
-def _gated(x: _T, b: _T, *arguments: Any) -> tuple[_T, _T]:
-    act, pre = run.gated(x, b, *arguments)
+def _mm(x: _T, b: _T, rows: _T | None, offs: _T, bias: _T | None, request: Request) -> _T:
+    out: _T = compute(Product.MM, Operands(x, b, offs, rows, bias), request)[0]
+    return out
+
+
+def _gated(*arguments: Any) -> tuple[_T, _T]:
+    x, b, rows, offs, bias, activation, interleaved, save_pre, request = arguments
+    form = {"activation": activation, "interleaved": interleaved, "save_pre": save_pre}
+    act, pre = compute(Product.GATED, Operands(x, b, offs, rows, bias), request, **form)
     return act, x.new_empty((0, b.shape[-1])) if pre is None else pre
 
 
@@ -38,6 +47,11 @@ def _fake_gated(x: _T, b: _T, rows: _T | None, *rest: Any) -> tuple[_T, _T]:
     r, n = _rows_of(x, rows), b.shape[-1]
     _offs, _bias, _activation, _interleaved, save_pre, _backend = rest
     return x.new_empty((r, n // 2)), x.new_empty((r if save_pre else 0, n))
+
+
+def _gated_backward(*arguments: Any) -> Any:
+    *tensors, activation, interleaved, request = arguments
+    return gated_backward(*tensors, request=request, activation=activation, interleaved=interleaved)
 
 
 def _fake_backward(dy: _T, down: _T, rows: _T | None, slots: _T, weights: _T, pre: _T, *_: Any) -> tuple[_T, _T, _T]:
@@ -58,14 +72,14 @@ call_gated = define(
 )
 call_backward = define(
     "gated_backward_mm",
-    by_backend(run.backward),
+    by_backend(_gated_backward),
     "(Tensor dy, Tensor down, Tensor? rows, Tensor slots, Tensor weights, Tensor pre, Tensor offs, "
     "str activation, bool interleaved, str backend) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
 )
 call_wgrad = define(
     "gathered_wgrad",
-    by_backend(run.wgrad),
+    by_backend(wgrad),
     "(Tensor x, Tensor? rows, Tensor d, Tensor offs, bool gather_b, str backend) -> Tensor",
     fake=_fake_wgrad,
 )
@@ -116,10 +130,10 @@ def _second(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 # What calls the operator; and gathered_mm in eager calls, with a request in place of the backend's name.
 call_mm = define(
     "gathered_mm",
-    by_backend(run.mm),
+    by_backend(_mm),
     "(Tensor x, Tensor b, Tensor? rows, Tensor offs, Tensor? bias, str backend) -> Tensor",
     fake=lambda x, b, rows, *_: x.new_empty((_rows_of(x, rows), b.shape[-1])),
     gradient=_backward,
     setup=_setup,
 )
-differentiable_mm = differentiable_eagerly(run.mm, _setup, _backward, _second)
+differentiable_mm = differentiable_eagerly(_mm, _setup, _backward, _second)

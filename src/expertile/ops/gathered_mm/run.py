@@ -15,6 +15,8 @@ from expertile.ops.gathered_mm.choose import choose
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
 from expertile.ops.grouped_mm.problem import described, in_standard_form, tf32_allowed
 
+_T = torch.Tensor
+
 
 def select(problem: GatherProblem, device: Device, request: Request = AUTO) -> tuple[Backend, Any]:
     """The backend and config for a problem. ValueError when the named backend cannot take it, with its reason."""
@@ -25,22 +27,19 @@ def select(problem: GatherProblem, device: Device, request: Request = AUTO) -> t
 _planned = backends.planner(lambda product, fields, options: describe(product, *fields, **dict(options)), select)
 
 
-def _run(
-    product: Product,
-    operands: Operands,
-    options: tuple[tuple[str, Any], ...],
-    request: Request,
-    overwrite_pre: bool = False,
+def compute(
+    product: Product, operands: Operands, request: Request = AUTO, overwrite_pre: bool = False, **options: Any
 ) -> Outputs:
-    """Check, plan and run."""
+    """Check, plan and run: the outputs of `product` in the order of `problem`'s table. `options`: those of `describe`;
+    `overwrite_pre`: of `new_outputs`."""
     o = operands
     if request.batch_invariant and isinstance(o.a, torch.Tensor) and o.a.dim() == 2:
         o = replace(o, a=in_standard_form(o.a))
     if o.a.dtype is torch.float32:
-        options = (*options, ("allow_tf32", tf32_allowed()))
+        options["allow_tf32"] = tf32_allowed()
     tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
     fields = tuple([None if x is None else described(x) for x in tensors])
-    problem, chosen, config = _planned((product, fields, options), o.a.device, request)
+    problem, chosen, config = _planned((product, fields, tuple(options.items())), o.a.device, request)
     outputs = new_outputs(problem, o, overwrite_pre)
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
         return _empty_sums(problem, o, outputs)
@@ -66,69 +65,19 @@ def _empty_sums(problem: GatherProblem, operands: Operands, outputs: Outputs) ->
     return outputs
 
 
-def mm(
-    x: torch.Tensor,
-    b: torch.Tensor,
-    rows: torch.Tensor | None,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None,
-    request: Request = AUTO,
-) -> torch.Tensor:
-    (out,) = _run(Product.MM, Operands(x, b, offs, rows, bias), (), request)
-    assert out is not None
-    return out
-
-
-def gated(
-    x: torch.Tensor,
-    b: torch.Tensor,
-    rows: torch.Tensor | None,
-    offs: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str,
-    interleaved: bool,
-    save_pre: bool,
-    request: Request = AUTO,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    options = (("activation", activation), ("interleaved", bool(interleaved)), ("save_pre", bool(save_pre)))
-    act, pre = _run(Product.GATED, Operands(x, b, offs, rows, bias), options, request)
-    assert act is not None
-    return act, pre
-
-
-def backward(
-    dy: torch.Tensor,
-    down: torch.Tensor,
-    rows: torch.Tensor | None,
-    slots: torch.Tensor,
-    weights: torch.Tensor,
-    pre: torch.Tensor,
-    offs: torch.Tensor,
-    activation: str,
-    interleaved: bool,
-    request: Request = AUTO,
-    overwrite_pre: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gated_backward(
+    dy: _T, down: _T, rows: _T | None, slots: _T, weights: _T, pre: _T, offs: _T, *, request: Request, **options: Any
+) -> Outputs:
+    """BACKWARD of a down-projection [E, I, H]."""
     if down.dim() != 3:
         raise ValueError(f"down: expected 3 dimensions, got shape {list(down.shape)}")
-    options = (("activation", activation), ("interleaved", bool(interleaved)), ("names", ("dy", "down")))
     operands = Operands(dy, down.transpose(1, 2), offs, rows, None, slots, weights, pre)
-    dpre, act_w, dweights = _run(Product.BACKWARD, operands, options, request, overwrite_pre)
-    assert dpre is not None and act_w is not None and dweights is not None
-    return dpre, act_w, dweights
+    return compute(Product.BACKWARD, operands, request, names=("dy", "down"), **options)
 
 
-def wgrad(
-    x: torch.Tensor,
-    rows: torch.Tensor | None,
-    d: torch.Tensor,
-    offs: torch.Tensor,
-    gather_b: bool,
-    request: Request = AUTO,
-) -> torch.Tensor:
-    options = (("gather_b", bool(gather_b) and rows is not None), ("names", ("x", "d")))
-    (out,) = _run(Product.WGRAD, Operands(x, d, offs, rows), options, request)
-    assert out is not None
+def wgrad(x: _T, rows: _T | None, d: _T, offs: _T, gather_b: bool, request: Request) -> _T:
+    how: dict[str, Any] = {"gather_b": bool(gather_b) and rows is not None, "names": ("x", "d")}
+    out: _T = compute(Product.WGRAD, Operands(x, d, offs, rows), request, **how)[0]
     return out
 
 
