@@ -207,18 +207,10 @@ def experts_forward(
         gate_up, down = gate_up.weight, down.weight
     elif self.is_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
-    return moe_mlp(
-        hidden_states,
-        gate_up,
-        down,
-        top_k_index,
-        top_k_weights,
-        activation=activation,
-        interleaved=interleaved,
-        gate_up_bias=self.gate_up_proj_bias if self.has_bias else None,
-        down_bias=self.down_proj_bias if self.has_bias else None,
-        lora=lora,
-    )
+    how: Any = {"activation": activation, "interleaved": interleaved, "lora": lora}
+    if self.has_bias:
+        how |= {"gate_up_bias": self.gate_up_proj_bias, "down_bias": self.down_proj_bias}
+    return moe_mlp(hidden_states, gate_up, down, top_k_index, top_k_weights, **how)
 
 
 def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ its weights. Every sum is in one order: equal inputs give equal bits. Bytes beyo
 docs/notes/moe.md ("Decode: few tokens") has the times against the general way, and what was tried.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,15 +81,9 @@ def logits(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> 
     block_e = 1 if tokens * experts <= 512 else 2
     block_h = min(4096, power_of_two(hidden))
     pdl = supports_pdl(x)
-    launch(
-        kernels.logits_kernel,
-        tokens * -(-experts // block_e),
-        (x, router, bias, out),
-        (experts, hidden, x.stride(0)),
-        (block_e, block_h, -(-hidden // block_h), pdl),
-        num_warps=4,
-        pdl=pdl,
-    )
+    tensors, scalars = (x, router, bias, out), (experts, hidden, x.stride(0))
+    constants = (block_e, block_h, -(-hidden // block_h), pdl)
+    launch(kernels.logits_kernel, tokens * -(-experts // block_e), tensors, scalars, constants, num_warps=4, pdl=pdl)
     return out
 
 
@@ -112,22 +106,13 @@ def mlp(
     act, out = x.new_empty((tokens * top_k, inner)), x.new_empty((tokens, hidden))
     pdl = supports_pdl(x)
     tile, last = tilings(tokens, inner)
-    launch(
-        kernels.up_kernel,
-        tokens * top_k * -(-inner // tile.columns),
-        (x, gate_up, gate_up_bias, topk_ids, act),
-        (experts, hidden, inner, x.stride(0)),
-        (top_k, *tile[:3], hidden % tile.depth == 0, activation, interleaved, pdl),
-        num_warps=tile.num_warps,
-        pdl=pdl,
-    )
-    launch(
-        kernels.down_kernel,
-        tokens * -(-hidden // last.columns),
-        (act, down, down_bias, topk_ids, topk_weights, out),
-        (experts, inner, hidden),
-        (top_k, *last[:3], inner % last.depth == 0, -(-inner // last.depth), pdl),
-        num_warps=last.num_warps,
-        pdl=pdl,
-    )
+    tensors: Any = (x, gate_up, gate_up_bias, topk_ids, act)
+    scalars: Any = (experts, hidden, inner, x.stride(0))
+    constants: Any = (top_k, *tile[:3], hidden % tile.depth == 0, activation, interleaved, pdl)
+    programs = tokens * top_k * -(-inner // tile.columns)
+    launch(kernels.up_kernel, programs, tensors, scalars, constants, num_warps=tile.num_warps, pdl=pdl)
+    tensors, scalars = (act, down, down_bias, topk_ids, topk_weights, out), (experts, inner, hidden)
+    constants = (top_k, *last[:3], inner % last.depth == 0, -(-inner // last.depth), pdl)
+    programs = tokens * -(-hidden // last.columns)
+    launch(kernels.down_kernel, programs, tensors, scalars, constants, num_warps=last.num_warps, pdl=pdl)
     return out

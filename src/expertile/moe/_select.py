@@ -71,15 +71,10 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
     shape, groups_p2, size, size_p2 = _places(plan, experts)
     block_t = _block_t(tokens, groups_p2 * size_p2, plan.batch_invariant)
     packed, pdl = logits.dtype is torch.bfloat16 and bias is None and not plan.by_two, supports_pdl(logits)
-    launch(
-        route_kernel,
-        -(-tokens // block_t),
-        (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None),
-        (tokens, logits.stride(0), experts, size, float(plan.scale)),
-        (shape, groups_p2, size_p2, plan.top_groups, plan.by_two, packed, block_t, pdl),
-        num_warps=4,
-        pdl=pdl,
-    )
+    tensors = (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None)
+    scalars = (tokens, logits.stride(0), experts, size, float(plan.scale))
+    constants = (shape, groups_p2, size_p2, plan.top_groups, plan.by_two, packed, block_t, pdl)
+    launch(route_kernel, -(-tokens // block_t), tensors, scalars, constants, num_warps=4, pdl=pdl)
     return weights, ids, scores
 
 
@@ -151,14 +146,9 @@ def select_backward(
     experts_p2 = power_of_two(experts, 32)
     block_t = _block_t(tokens, experts_p2, plan.batch_invariant)
     grads = (None if g is None else g.contiguous() for g in (dweights, dscores))
-    launch(
-        route_backward_kernel,
-        -(-tokens // block_t),
-        (logits, ids, *grads, dlogits),
-        (tokens, logits.stride(0), experts, float(plan.scale)),
-        (plan.shape, experts_p2, block_t),
-        num_warps=4,
-    )
+    tensors, scalars = (logits, ids, *grads, dlogits), (tokens, logits.stride(0), experts, float(plan.scale))
+    constants = (plan.shape, experts_p2, block_t)
+    launch(route_backward_kernel, -(-tokens // block_t), tensors, scalars, constants, num_warps=4)
     return dlogits
 
 

@@ -188,14 +188,9 @@ def _rounded(
         return _in_torch(topk_ids, weights, num_experts, top_k, tile, mode, capacity)
     order = permutation(topk_ids, num_experts)
     ids = torch.full(topk_ids.shape, num_experts, dtype=torch.int32, device=topk_ids.device)
-    launch(
-        _round_kernel,
-        num_experts,
-        (order.slots, order.offs, weights.contiguous(), ids),
-        (num_experts, columns, top_k, capacity),
-        (mode, tile, _BLOCK, _UNIT),
-        num_warps=4,
-    )
+    tensors, scalars = (order.slots, order.offs, weights.contiguous(), ids), (num_experts, columns, top_k, capacity)
+    constants = (mode, tile, _BLOCK, _UNIT)
+    launch(_round_kernel, num_experts, tensors, scalars, constants, num_warps=4)
     return ids
 
 

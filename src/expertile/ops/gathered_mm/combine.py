@@ -161,15 +161,10 @@ def forward(
     block = column_block(cols, config.columns)
     unit = 16 if y.stride(0) % 16 == 0 else 1
     pdl = positions.numel() * cols * y.element_size() <= _PDL_NBYTES and supports_pdl(y)
-    launch(
-        _combine_kernel,
-        -(-tokens // config.tokens) * -(-cols // block),
-        (y, positions, weights, out),
-        (tokens, cols, y.stride(0) // unit),
-        (unit, top_k, top_k <= _MOST_UNROLLED, config.tokens, block, cols % block == 0, pdl),
-        num_warps=config.num_warps,
-        pdl=pdl,
-    )
+    tensors, scalars = (y, positions, weights, out), (tokens, cols, y.stride(0) // unit)
+    constants = (unit, top_k, top_k <= _MOST_UNROLLED, config.tokens, block, cols % block == 0, pdl)
+    programs = -(-tokens // config.tokens) * -(-cols // block)
+    launch(_combine_kernel, programs, tensors, scalars, constants, num_warps=config.num_warps, pdl=pdl)
     return out
 
 
@@ -222,14 +217,9 @@ def backward(
     grad, y = _rows(grad), _rows(y)
     weights = None if weights is None else weights.contiguous()
     block = column_block(y.shape[1], 1024)
-    launch(
-        _backward_kernel,
-        count,
-        (grad, y, slot_of, weights, dy if needs_y else None, dweights if needs_weights else None),
-        (y.shape[1], grad.stride(0), y.stride(0)),
-        (top_k, block, y.shape[1] % block == 0),
-        num_warps=max(1, min(4, block // 256)),
-    )
+    tensors = (grad, y, slot_of, weights, dy if needs_y else None, dweights if needs_weights else None)
+    scalars, constants = (y.shape[1], grad.stride(0), y.stride(0)), (top_k, block, y.shape[1] % block == 0)
+    launch(_backward_kernel, count, tensors, scalars, constants, num_warps=max(1, min(4, block // 256)))
     return dy, dweights
 
 

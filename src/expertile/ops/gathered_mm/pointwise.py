@@ -201,14 +201,9 @@ def gated_activation(
     """act [R, I] = f(pre [R, 2I]), both contiguous."""
     count, inner = act.shape
     tile = _cut(inner, ACTIVATION)
-    launch(
-        _activation_kernel,
-        -(-count // tile[0]) * -(-inner // tile[1]),
-        (pre, offs, act),
-        (offs.shape[0], inner),
-        (activation, interleaved, *tile),
-        num_warps=ACTIVATION.num_warps,
-    )
+    tensors, scalars, constants = (pre, offs, act), (offs.shape[0], inner), (activation, interleaved, *tile)
+    programs = -(-count // tile[0]) * -(-inner // tile[1])
+    launch(_activation_kernel, programs, tensors, scalars, constants, num_warps=ACTIVATION.num_warps)
 
 
 def gated_backward(
@@ -227,14 +222,9 @@ def gated_backward(
     `act_w`, and `pre` may be `dpre`: every element is read before it is written."""
     count, inner = act_w.shape
     tile = _cut(inner, BACKWARD)
-    launch(
-        _backward_kernel,
-        -(-count // tile[0]),
-        (a, pre, slots, weights, offs, dpre, act_w, dweights),
-        (offs.shape[0], inner),
-        (activation, interleaved, *tile),
-        num_warps=BACKWARD.num_warps,
-    )
+    tensors, scalars = (a, pre, slots, weights, offs, dpre, act_w, dweights), (offs.shape[0], inner)
+    constants = (activation, interleaved, *tile)
+    launch(_backward_kernel, -(-count // tile[0]), tensors, scalars, constants, num_warps=BACKWARD.num_warps)
 
 
 def add_row_sums(sums: torch.Tensor, slots: torch.Tensor, offs: torch.Tensor, dweights: torch.Tensor) -> None:

@@ -57,7 +57,7 @@ def _launch(slices: int, groups: int, m: int, n: int, out_stride_m: int, dtype: 
         options["launch_pdl"] = True
     pointers = (torch.float32, torch.int32, dtype)
     numbers = (groups, m, n, out_stride_m)
-    return Launch(_sum_kernel, (), (), pointers, numbers, tuple(options.items()), m * triton.cdiv(n, _BLOCK))
+    return Launch(_sum_kernel, (), (), pointers, numbers, options, m * triton.cdiv(n, _BLOCK))
 
 
 def run(slices: torch.Tensor, offs: torch.Tensor, out: torch.Tensor) -> None:

@@ -149,7 +149,7 @@ class Launch:
     block_dtypes: tuple[torch.dtype, ...]  # as which the descriptors' tensors are seen
     pointers: Pointers  # a bare dtype: the address is a multiple of 16, or the kernel does not specialise on that
     numbers: tuple[int | float, ...]
-    options: tuple[tuple[str, Any], ...]  # compile-time constants, and what Triton takes beside a kernel's parameters
+    options: Any  # a mapping, kept as its items: compile-time constants, and what Triton takes beside parameters
     programs: int  # or clusters
     cluster: int = 1  # programs of a thread block cluster
     _direct: dict[int, _Direct | None] = field(default_factory=dict, init=False, repr=False)

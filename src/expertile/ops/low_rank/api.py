@@ -61,14 +61,9 @@ def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, scale: float = 1.0, config: Con
         return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs) * scale
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty((count, rank))
-    launch(
-        kernels.shrink_kernel,
-        _tiles(count, offs, config),
-        (x, rows, b, offs, out),
-        (offs.shape[0], x.shape[1], x.stride(0), float(scale), *b.stride()),
-        (rank, config.rows, config.columns, power_of_two(offs.shape[0], 2)),
-        num_warps=config.num_warps,
-    )
+    tensors, scalars = (x, rows, b, offs, out), (offs.shape[0], x.shape[1], x.stride(0), float(scale), *b.stride())
+    constants = (rank, config.rows, config.columns, power_of_two(offs.shape[0], 2))
+    launch(kernels.shrink_kernel, _tiles(count, offs, config), tensors, scalars, constants, num_warps=config.num_warps)
     return out
 
 
@@ -89,13 +84,10 @@ def activated(
         pointwise.gated_activation(pre, offs, act, activation, interleaved)
         return act, None
     v = None if a is None else pre.new_empty((count, a.shape[1]))
+    tensors, scalars = (pre, u, b, a, offs, act, v), (groups, inner, float(scale))
+    constants = (*form, *_ranks(b, a), *_tile(config, inner), power_of_two(groups, 2))
     launch(
-        kernels.activate_kernel,
-        _tiles(count, offs, config),
-        (pre, u, b, a, offs, act, v),
-        (groups, inner, float(scale)),
-        (*form, *_ranks(b, a), *_tile(config, inner), power_of_two(groups, 2)),
-        num_warps=config.num_warps,
+        kernels.activate_kernel, _tiles(count, offs, config), tensors, scalars, constants, num_warps=config.num_warps
     )
     return act, v
 
@@ -141,13 +133,11 @@ def backward(
         pointwise.gated_backward(grad, pre, slots, weights, offs, dpre, grad, dweights, activation, interleaved)
         return dpre, grad, dweights, None
     du = None if u is None else torch.empty_like(u)
+    tensors = (grad, pre, u, b, v, a, slots, weights, offs, dpre, grad, dweights, du)
+    scalars = (groups, two_i // 2, float(scale))
+    constants = (*form, *_ranks(b, a), *_tile(config, two_i // 2), power_of_two(groups, 2))
     launch(
-        kernels.backward_kernel,
-        _tiles(count, offs, config),
-        (grad, pre, u, b, v, a, slots, weights, offs, dpre, grad, dweights, du),
-        (groups, two_i // 2, float(scale)),
-        (*form, *_ranks(b, a), *_tile(config, two_i // 2), power_of_two(groups, 2)),
-        num_warps=config.num_warps,
+        kernels.backward_kernel, _tiles(count, offs, config), tensors, scalars, constants, num_warps=config.num_warps
     )
     return dpre, grad, dweights, du
 
@@ -157,14 +147,10 @@ def expand(y: _T, u: _T, b: _T, offs: _T, config: Config = EXPAND) -> _T:
     if not on_device(y):
         return y + grouped_mm(u, b.transpose(1, 2), offs=offs)
     columns = y.shape[1]
-    launch(
-        kernels.expand_kernel,
-        _tiles(y.shape[0], offs, config) * -(-columns // config.columns),
-        (y, u, b, offs),
-        (offs.shape[0], columns, *b.stride()),
-        (b.shape[2], config.rows, config.columns, power_of_two(offs.shape[0], 2)),
-        num_warps=config.num_warps,
-    )
+    tensors, scalars = (y, u, b, offs), (offs.shape[0], columns, *b.stride())
+    constants = (b.shape[2], config.rows, config.columns, power_of_two(offs.shape[0], 2))
+    programs = _tiles(y.shape[0], offs, config) * -(-columns // config.columns)
+    launch(kernels.expand_kernel, programs, tensors, scalars, constants, num_warps=config.num_warps)
     return y
 
 
@@ -192,14 +178,11 @@ def outer(
     out = x.new_empty((groups, columns, rank) if last else (groups, rank, columns))
     by_group, first, second = out.stride()
     slots, weights = (None, None) if weighted is None else weighted
-    launch(
-        kernels.outer_kernel,
-        groups * -(-columns // config.columns),
-        (u, slots, weights, x, rows, offs, out),
-        (columns, x.stride(0), by_group, *((first, second) if last else (second, first))),
-        (rank, config.columns, config.rows),
-        num_warps=config.num_warps,
-    )
+    tensors = (u, slots, weights, x, rows, offs, out)
+    scalars = (columns, x.stride(0), by_group, *((first, second) if last else (second, first)))
+    constants = (rank, config.columns, config.rows)
+    programs = groups * -(-columns // config.columns)
+    launch(kernels.outer_kernel, programs, tensors, scalars, constants, num_warps=config.num_warps)
     return out
 
 
@@ -209,14 +192,9 @@ def turn(x: _T, to: _T) -> None:
     groups, columns, rank = to.shape
     most = power_of_two(max(rank, x.shape[2]), 2)
     block_n = max(1, 128 // most)
-    launch(
-        kernels.turn_kernel,
-        -(-groups // 64) * -(-columns // block_n),
-        (x, to),
-        (groups, columns, x.shape[2], rank, *x.stride(), *to.stride()),
-        (most, 64, block_n),
-        num_warps=8,
-    )
+    tensors, scalars = (x, to), (groups, columns, x.shape[2], rank, *x.stride(), *to.stride())
+    constants = (most, 64, block_n)
+    launch(kernels.turn_kernel, -(-groups // 64) * -(-columns // block_n), tensors, scalars, constants, num_warps=8)
 
 
 def _sum(pre: _T, u: _Maybe, b: _Maybe, offs: _T) -> _T:

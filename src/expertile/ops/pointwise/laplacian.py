@@ -108,19 +108,10 @@ def _before(x, last, LANES: tl.constexpr, VECTOR: tl.constexpr):
         return tl.reshape(tl.join(odd, _before(even, last, LANES, VECTOR // 2)), [LANES, VECTOR])
 
 
-@triton.jit(
-    do_not_specialize=[
-        "scale",
-        "rows",
-        "columns",
-        "out_rows",
-        "out_columns",
-        "u_stride_grid",
-        "u_stride_row",
-        "tiles_across",
-        "tiles_down",
-    ]
-)
+_NUMBERS = "scale rows columns out_rows out_columns u_stride_grid u_stride_row tiles_across tiles_down"
+
+
+@triton.jit(do_not_specialize=_NUMBERS.split())
 def _laplacian_kernel(
     u_ptr,
     out_ptr,

@@ -142,14 +142,9 @@ def quantize_rows(
     chunks = -(-blocks // across)
     by = unit(k, stride)
     even = (rows % block_r == 0, k == chunks * across * BLOCK)
-    launch(
-        quantize_rows_kernel,
-        -(-rows // block_r) * chunks,
-        (x_rows, weight, rstd, values, scales),
-        (rows, k // by, stride // by, chunks, pitch),
-        (Shape(source, by, *even, power_of_two, divide, block_r, across),),
-        num_warps=num_warps,
-    )
+    tensors, scalars = (x_rows, weight, rstd, values, scales), (rows, k // by, stride // by, chunks, pitch)
+    constants = (Shape(source, by, *even, power_of_two, divide, block_r, across),)
+    launch(quantize_rows_kernel, -(-rows // block_r) * chunks, tensors, scalars, constants, num_warps=num_warps)
     return values, scales
 
 
@@ -164,13 +159,10 @@ def quantize_per_row(x: torch.Tensor) -> Quantized:
     held = ragged.power_of_two(-(-k // BLOCK))
     block_r = max(1, 16 // held)
     by, even = unit(k, stride), (rows % block_r == 0, k == held * BLOCK)
+    tensors, scalars = (x_rows, values, scales), (rows, k // by, stride // by)
+    constants = (Shape("plain", by, *even, False, _divide(x, "plain", False), block_r, held),)
     launch(
-        quantize_per_row_kernel,
-        -(-rows // block_r),
-        (x_rows, values, scales),
-        (rows, k // by, stride // by),
-        (Shape("plain", by, *even, False, _divide(x, "plain", False), block_r, held),),
-        num_warps=min(16, max(4, held // 4)),
+        quantize_per_row_kernel, -(-rows // block_r), tensors, scalars, constants, num_warps=min(16, max(4, held // 4))
     )
     return values, scales
 
@@ -189,15 +181,10 @@ def _quantize_norm(
     across = ragged.power_of_two(-(-k // BLOCK // pieces))
     pieces, by = -(-k // (across * BLOCK)), unit(k, x_rows.stride(0))
     even = (rows % block_r == 0, k == pieces * across * BLOCK)
-    launch(
-        quantize_norm_kernel,
-        -(-rows // block_r),
-        (x_rows, weight, values, scales),
-        (rows, k // by, x_rows.stride(0) // by, scales.stride(-1), eps),
-        (Shape("rms_norm", by, *even, power_of_two, 0, block_r, across, pieces),),
-        num_warps=num_warps,
-        most_registers=registers,
-    )
+    tensors, scalars = (x_rows, weight, values, scales), (rows, k // by, x_rows.stride(0) // by, scales.stride(-1), eps)
+    constants = (Shape("rms_norm", by, *even, power_of_two, 0, block_r, across, pieces),)
+    programs = -(-rows // block_r)
+    launch(quantize_norm_kernel, programs, tensors, scalars, constants, num_warps=num_warps, most_registers=registers)
 
 
 def quantize_tokens(
@@ -264,12 +251,16 @@ def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: Weight
         config = weights_config(tiles, w.element_size(), machine(w.get_device()).sm_count)
     by, chunks = unit(k, stack.stride(0), stack.stride(1)), -(-blocks // config.per_program)
     even, divide = (n % BLOCK == 0, k % BLOCK == 0), _divide(w, "plain", power_of_two)
+    tensors = (stack, values, scales)
+    scalars = (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles)
+    constants = (config.num_stages, Shape("plain", by, *even, power_of_two, divide, PIECES=config.per_program))
+    programs = stack.shape[0] * row_tiles * chunks
     launch(
         quantize_weights_kernel,
-        stack.shape[0] * row_tiles * chunks,
-        (stack, values, scales),
-        (n, k // by, stack.stride(0) // by, stack.stride(1) // by, chunks, row_tiles),
-        (config.num_stages, Shape("plain", by, *even, power_of_two, divide, PIECES=config.per_program)),
+        programs,
+        tensors,
+        scalars,
+        constants,
         num_warps=config.num_warps,
         most_registers=config.most_registers,
     )

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from math import gcd
+from typing import Any
 
 import torch
 
@@ -136,16 +137,8 @@ def backward(
         count = config.resident_programs(rows, here, h.get_device())
         partial = torch.empty((sum(wanted), count, cols), dtype=torch.float32, device=h.device)
         constants = (centered, *wanted, _spread(config, h.element_size()), config.shape(rows, cols, by))
-        launch(
-            norm_backward_kernel,
-            count,
-            (*tensors, partial),
-            (rows, *strides),
-            constants,
-            num_warps=config.num_warps,
-            cluster=config.cluster,
-            most_registers=config.most_registers,
-        )
+        how: Any = dict(num_warps=config.num_warps, cluster=config.cluster, most_registers=config.most_registers)
+        launch(norm_backward_kernel, count, (*tensors, partial), (rows, *strides), constants, **how)
     if partial is not None and any(wanted):
         _sum_partials(partial, dweight, dbias)
     return dh, dweight, dbias
@@ -177,14 +170,9 @@ def _sum_columns(
     blocks = -(-cols // tiles.block_cols)
     splits = max(1, min(tiles.tiles(rows), 4 * here.sm_count // blocks))
     partial = torch.empty((sum(wanted), splits, cols), dtype=torch.float32, device=h.device)
-    launch(
-        norm_columns_kernel,
-        blocks * splits,
-        (dy, h, mean, rstd, partial),
-        (rows, splits, *strides),
-        (mean is not None, *wanted, tiles.shape(rows, cols, by)),
-        num_warps=tiles.num_warps,
-    )
+    tensors, scalars = (dy, h, mean, rstd, partial), (rows, splits, *strides)
+    constants = (mean is not None, *wanted, tiles.shape(rows, cols, by))
+    launch(norm_columns_kernel, blocks * splits, tensors, scalars, constants, num_warps=tiles.num_warps)
     return partial
 
 
@@ -193,11 +181,7 @@ def _sum_partials(partial: torch.Tensor, dweight: Optional, dbias: Optional) -> 
     wanted, programs, cols = partial.shape
     block_cols = 16 if cols <= 2048 else 32 if cols <= 8192 else 64
     block_programs = min(4096 // block_cols, power_of_two(programs))
-    launch(
-        sum_partials_kernel,
-        wanted * -(-cols // block_cols),
-        (partial, dweight, dbias),
-        (programs, cols),
-        (dweight is not None, dbias is not None, block_programs, block_cols),
-        num_warps=8 if block_programs * block_cols >= 2048 else 1,
-    )
+    tensors, scalars = (partial, dweight, dbias), (programs, cols)
+    constants = (dweight is not None, dbias is not None, block_programs, block_cols)
+    count, num_warps = wanted * -(-cols // block_cols), 8 if block_programs * block_cols >= 2048 else 1
+    launch(sum_partials_kernel, count, tensors, scalars, constants, num_warps=num_warps)

@@ -130,15 +130,9 @@ def plan(
     chunk = CHUNK_BYTES // dtype.itemsize
     chunks = rows * cols // chunk
     seen = Blocks((chunks, chunk), (chunk, 1), (config.box, chunk), plain=True)
-    return Launch(
-        kernel,
-        (seen,) * tensors,
-        (dtype,) * tensors,
-        (dtype,) * (tensors + 1),
-        (rows, cols, chunks),
-        tuple(options(config, tensors, dtype.itemsize).items()),
-        min(rows, sm_count * config.programs_per_sm),
-    )
+    how, programs = options(config, tensors, dtype.itemsize), min(rows, sm_count * config.programs_per_sm)
+    operands = ((seen,) * tensors, (dtype,) * tensors, (dtype,) * (tensors + 1))
+    return Launch(kernel, *operands, (rows, cols, chunks), how, programs)
 
 
 def run(inputs: tuple[torch.Tensor, ...], out: torch.Tensor, sm_count: int, config: RingConfig) -> None:

@@ -94,15 +94,8 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     shape = ForwardShape(p.causal, p.packed, dim, *queries, config.block_n, config.num_stages, config.q_slots)
     options = {"SHAPE": shape, **_registers(config.consumers)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
-    return Launch(
-        attention_forward_kernel,
-        (q, k, v, o),
-        (p.dtype,) * 4,
-        (torch.float32, torch.int32, torch.int32),
-        numbers,
-        tuple(options.items()),
-        programs,
-    )
+    pointers = (torch.float32, torch.int32, torch.int32)
+    return Launch(attention_forward_kernel, (q, k, v, o), (p.dtype,) * 4, pointers, numbers, options, programs)
 
 
 def forward(problem: Problem, operands: Operands, config: ForwardConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,15 +135,8 @@ def _pass_launch(
     blocks = (config.block, config.num_stages, config.slots, config.ahead)
     options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, 64, 128, *blocks, STAT_PAD), **_registers(2)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
-    return Launch(
-        attention_backward_kernel,
-        tuple(tensors),
-        (p.dtype,) * 6 + (torch.float32,) * 2,
-        (torch.float32, torch.float32, torch.int32, torch.int32),
-        numbers,
-        tuple(options.items()),
-        programs,
-    )
+    dtypes, pointers = (p.dtype,) * 6 + (torch.float32,) * 2, (torch.float32, torch.float32, torch.int32, torch.int32)
+    return Launch(attention_backward_kernel, tuple(tensors), dtypes, pointers, numbers, options, programs)
 
 
 def backward(

@@ -219,13 +219,7 @@ def _producer(p):
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K", "A_PITCH"],
     do_not_specialize_on_alignment=[
-        "rows_ptr",
-        "offs_ptr",
-        "bias_ptr",
-        "slots_ptr",
-        "weights_ptr",
-        "sums_ptr",
-        "tile_counter_ptr",
+        f"{name}_ptr" for name in ("rows", "offs", "bias", "slots", "weights", "sums", "tile_counter")
     ],
 )
 def gathered_mm_kernel(

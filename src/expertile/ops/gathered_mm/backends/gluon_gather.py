@@ -259,15 +259,10 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
     }
     i32 = torch.int32
     f32 = torch.float32 if backward else p.dtype
-    return Launch(
-        gathered_mm_kernel,
-        (a, b, out, pre, pre, more_a, more_b),
-        (p.dtype,) * 7,
-        (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32),
-        (p.groups, p.m, p.n, p.k + more * config.block_k, p.a_strides[0] // _VECTOR),
-        tuple(options.items()),
-        Device.current(torch_device(device)).sm_count,
-    )
+    blocks, pointers = (a, b, out, pre, pre, more_a, more_b), (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32)
+    numbers = (p.groups, p.m, p.n, p.k + more * config.block_k, p.a_strides[0] // _VECTOR)
+    programs = Device.current(torch_device(device)).sm_count
+    return Launch(gathered_mm_kernel, blocks, (p.dtype,) * 7, pointers, numbers, options, programs)
 
 
 def prepared(

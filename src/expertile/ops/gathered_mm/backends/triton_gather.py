@@ -67,7 +67,7 @@ def _launch(
         numbers = (problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m)
         options = {"GATHERED": problem.gathered, **shared}
         programs = program_count(where, tiles, config.blocks_per_sm)
-        return Launch(wgrad_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
+        return Launch(wgrad_kernel, (), (), pointers, numbers, options, programs)
     cols = problem.intermediate if problem.product is Product.GATED else problem.n
     rows = problem.tokens if problem.gathered else block_m
     reach = max(
@@ -87,7 +87,7 @@ def _launch(
     numbers = (cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m)
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
     programs = program_count(where, tiles, config.blocks_per_sm)
-    return Launch(gather_kernel, (), (), pointers, numbers, tuple(options.items()), programs)
+    return Launch(gather_kernel, (), (), pointers, numbers, options, programs)
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
@@ -107,14 +107,8 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
     device, strides = o.a.get_device(), (0, 0) if o.bias is None else o.bias.stride()
     _launch(problem, config, pointers, strides, device).run(device, (), tensors, addresses)
     if partial is not None:
-        launch(
-            sum_parts_kernel,
-            -(-problem.m // _SUM_ROWS),
-            (partial, o.slots, o.offs, outputs[2]),
-            (problem.groups, partial.shape[1]),
-            (_SUM_ROWS,),
-            num_warps=4,
-        )
+        given, scalars = (partial, o.slots, o.offs, outputs[2]), (problem.groups, partial.shape[1])
+        launch(sum_parts_kernel, -(-problem.m // _SUM_ROWS), given, scalars, (_SUM_ROWS,), num_warps=4)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

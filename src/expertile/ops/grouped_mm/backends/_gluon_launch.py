@@ -82,16 +82,10 @@ def _launch(
         "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
         "launch_pdl": starts_early(p),
     }
-    offs_dtype = p.out_dtype if p.layout is Layout.BATCHED else torch.int32
-    return Launch(
-        grouped_mm_kernel,
-        (a, b, c, more_a, more_b),
-        (p.dtype, p.dtype, p.out_dtype, p.dtype, p.dtype),
-        (offs_dtype, bias_dtype or p.out_dtype, torch.int32),
-        (p.groups, p.m, p.n, p.k + more * bk),
-        tuple(options.items()),
-        Device.current(torch_device(device)).sm_count,
-    )
+    dtypes = (p.dtype, p.dtype, p.out_dtype, p.dtype, p.dtype)
+    pointers = (p.out_dtype if p.layout is Layout.BATCHED else torch.int32, bias_dtype or p.out_dtype, torch.int32)
+    numbers, programs = (p.groups, p.m, p.n, p.k + more * bk), Device.current(torch_device(device)).sm_count
+    return Launch(grouped_mm_kernel, (a, b, c, more_a, more_b), dtypes, pointers, numbers, options, programs)
 
 
 def prepared(

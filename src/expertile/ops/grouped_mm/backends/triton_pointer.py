@@ -183,15 +183,9 @@ def _launch(
     # Triton looks for multiples of 16 by itself. Of 16-bit elements 8 are enough for a load of 16 bytes.
     options["EIGHTS"] = tuple(x % 16 == 8 for x in (*sizes, *a_strides, *b_strides, *out_strides))
     tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
-    return Launch(
-        _pointer_kernel,
-        (),
-        (),
-        pointers,
-        (*sizes, problem.groups, *a_strides, *b_strides, *out_strides, *bias_strides, config.group_m),
-        tuple(options.items()),
-        program_count(torch_device(device), tiles, config.blocks_per_sm),
-    )
+    numbers = (*sizes, problem.groups, *a_strides, *b_strides, *out_strides, *bias_strides, config.group_m)
+    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    return Launch(_pointer_kernel, (), (), pointers, numbers, options, programs)
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:

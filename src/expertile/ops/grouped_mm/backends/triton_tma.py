@@ -145,21 +145,11 @@ def _launch(
         **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1)), problem),
     }
     tiles = tiles_bound(RAGGED[layout], groups, m, n, config.block_m, config.block_n)
-    return Launch(
-        tma_kernel,
-        (a, b, out),
-        (dtype, dtype, problem.out_dtype),
-        (None if out_by_tma else to, *others),
-        (
-            *sizes_read(problem),
-            groups,
-            *((0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]),
-            *bias_strides,
-            config.group_m,
-        ),
-        tuple(options.items()),
-        program_count(torch_device(device), tiles, config.blocks_per_sm),
-    )
+    strides = (0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]
+    numbers = (*sizes_read(problem), groups, *strides, *bias_strides, config.group_m)
+    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    dtypes, pointers = (dtype, dtype, problem.out_dtype), (None if out_by_tma else to, *others)
+    return Launch(tma_kernel, (a, b, out), dtypes, pointers, numbers, options, programs)
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -42,13 +42,12 @@ def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
     }
 
 
-def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]) -> tuple[tuple[str, Any], ...]:
+def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]) -> dict[str, Any]:
     """A launch's options for a problem, a kernel's Shape and the registers of a thread: at launch, of a consumer, of
     the producer."""
     maxnreg, of_consumer, of_producer = registers
     regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
-    options = {"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": starts_early(p)}
-    return tuple(options.items())
+    return {"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": starts_early(p)}
 
 
 def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:

@@ -140,15 +140,10 @@ def _launch(
         BF16=p.dtype is torch.bfloat16,
     )
     of_scales = (layout.scale_dtype or p.dtype,) * 2
-    return Launch(
-        weight_only_mm_kernel,
-        blocks,
-        (p.dtype, torch.int32, *of_scales, dtype),
-        (torch.int32, bias_dtype or dtype, *of_scales),
-        (p.groups, p.m, p.n, p.k),
-        options_of(p, shape, _DIVIDED_FOR_MANY_GROUPS if many else _DIVIDED[config.consumers]),
-        Device.current(torch_device(device)).sm_count,
-    )
+    dtypes, pointers = (p.dtype, torch.int32, *of_scales, dtype), (torch.int32, bias_dtype or dtype, *of_scales)
+    options = options_of(p, shape, _DIVIDED_FOR_MANY_GROUPS if many else _DIVIDED[config.consumers])
+    numbers, programs = (p.groups, p.m, p.n, p.k), Device.current(torch_device(device)).sm_count
+    return Launch(weight_only_mm_kernel, blocks, dtypes, pointers, numbers, options, programs)
 
 
 def prepared(

@@ -184,15 +184,11 @@ def _launch(
     # Warps come in fours; the register file holds 65536.
     registers = (168 if config.consumers == 2 else 248, *((232, 40) if p.groups <= 256 else (224, 56)))
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
-    return Launch(
-        w4a8_mm_kernel,
-        blocks,
-        (p.dtype, torch.int32, scale_dtype, dtype),
-        (torch.int32, bias_dtype or dtype, torch.float32, torch.float32),
-        (p.groups, p.m, p.n, p.k, p.scale_groups, sx_m, sx_k),
-        options_of(p, shape, registers),
-        Device.current(torch_device(device)).sm_count,
-    )
+    dtypes = (p.dtype, torch.int32, scale_dtype, dtype)
+    pointers = (torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
+    numbers = (p.groups, p.m, p.n, p.k, p.scale_groups, sx_m, sx_k)
+    options, programs = options_of(p, shape, registers), Device.current(torch_device(device)).sm_count
+    return Launch(w4a8_mm_kernel, blocks, dtypes, pointers, numbers, options, programs)
 
 
 def prepared(

@@ -117,15 +117,11 @@ def _launch(
             scale_block if scaled else None,
             scale_block if scaled and problem.has_zeros else None,
         )
-    return Launch(
-        weight_only_kernel,
-        blocks,
-        (dtype, torch.int32, dtype, dtype),
-        (None, None, *pointers[2:]) if config.tma else pointers,
-        (0, n, k, groups, *problem.a_strides, *out_strides, *bias_strides, config.group_m),
-        tuple(options.items()),
-        program_count(torch_device(device), tiles_bound("m", groups, m, n, block_m, block_n), config.blocks_per_sm),
-    )
+        pointers = (None, None, *pointers[2:])
+    numbers = (0, n, k, groups, *problem.a_strides, *out_strides, *bias_strides, config.group_m)
+    tiles, dtypes = tiles_bound("m", groups, m, n, block_m, block_n), (dtype, torch.int32, dtype, dtype)
+    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    return Launch(weight_only_kernel, blocks, dtypes, pointers, numbers, options, programs)
 
 
 def run(
