@@ -119,19 +119,8 @@ def _gpu(
     aliases: tuple[str, ...] = (),
 ) -> Device:
     peaks = {k: v * sms * ghz * 1e9 for k, v in per_sm.items()}
-    return Device(
-        name,
-        "cuda",
-        capability,
-        sms,
-        ghz * 1e9,
-        smem_kib * 1024,
-        int(l2_mib * 2**20),
-        int(mem_gb * 1e9),
-        tbps * 1e12,
-        MappingProxyType(peaks),
-        aliases,
-    )
+    memory = (smem_kib * 1024, int(l2_mib * 2**20), int(mem_gb * 1e9), tbps * 1e12)
+    return Device(name, "cuda", capability, sms, ghz * 1e9, *memory, MappingProxyType(peaks), aliases)
 
 
 def _amd(
@@ -145,19 +134,8 @@ def _amd(
     aliases: tuple[str, ...],
 ) -> Device:
     peaks = {key: value * 1e12 for key, value in tflops.items()}
-    return Device(
-        name,
-        "rocm",
-        None,
-        units,
-        ghz * 1e9,
-        64 * 1024,
-        int(cache_mib * 2**20),
-        int(mem_gb * 1e9),
-        tbps * 1e12,
-        MappingProxyType(peaks),
-        aliases,
-    )
+    memory = (64 * 1024, int(cache_mib * 2**20), int(mem_gb * 1e9), tbps * 1e12)
+    return Device(name, "rocm", None, units, ghz * 1e9, *memory, MappingProxyType(peaks), aliases)
 
 
 _KNOWN = (*(_gpu(*row) for row in NVIDIA), *(_amd(*row) for row in AMD))

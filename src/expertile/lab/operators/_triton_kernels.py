@@ -105,17 +105,8 @@ def layer(w: Workload, x: Tensor, router: Tensor, weights: tuple[Mxfp4Weight, Te
             act = matmul_ogs(
                 x, up.w, up.bias, data, gather_indx=gather, precision_config=up.precision, fused_activation=activation
             )
-            return (
-                matmul_ogs(
-                    act,
-                    low.w,
-                    low.bias,
-                    data,
-                    scatter_indx=scatter,
-                    precision_config=low.precision,
-                    gammas=data.gate_scal,
-                ),
-            )
+            how: Any = dict(scatter_indx=scatter, precision_config=low.precision, gammas=data.gate_scal)
+            return (matmul_ogs(act, low.w, low.bias, data, **how),)
 
         return call
 

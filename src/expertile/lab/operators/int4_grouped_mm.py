@@ -91,15 +91,9 @@ def _gemlite(w: Workload, inputs: Inputs) -> Call:
 
     experts: dict[int, Callable[[Tensor], Tensor]] = {}
     for g, one in _experts(w, inputs):
-        layer = GemLiteLinear(
-            4,
-            group_size=one.group_size,
-            in_features=w["k"],
-            out_features=w["n"],
-            input_dtype=DType.BF16,
-            output_dtype=DType.BF16,
-            scaled_activations=False,
-        )
+        sizes = {"group_size": one.group_size, "in_features": w["k"], "out_features": w["n"]}
+        dtypes = {"input_dtype": DType.BF16, "output_dtype": DType.BF16}
+        layer = GemLiteLinear(4, **sizes, **dtypes, scaled_activations=False)
         scales = one.scales[0].t().reshape(-1, 1)
         zeros = torch.full_like(scales, SYMMETRIC_ZERO) if one.zeros is None else one.zeros[0].t().reshape(-1, 1)
         layer.pack(unpack(one.packed[0], one.half), scales.contiguous(), zeros.contiguous(), None)

@@ -47,6 +47,7 @@ def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
     x, router, gate_up, down, dy = inputs
     experts = router.shape[0]
     config = RouterConfig(experts, top_k)
+    form: Any = {"activation": "swiglu", "interleaved": False}
     found: dict[str, Callable[[], Any]] = {}
 
     def step(name: str, call: Callable[[], Any]) -> Any:
@@ -54,9 +55,7 @@ def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
         return call()
 
     def up(save_pre: bool) -> tuple[Tensor, Tensor | None]:
-        return gathered_gated_mm(
-            x, gate_up.transpose(1, 2), order.rows, offs, activation="swiglu", interleaved=False, save_pre=save_pre
-        )
+        return gathered_gated_mm(x, gate_up.transpose(1, 2), order.rows, offs, save_pre=save_pre, **form)
 
     logits = step("router linear", lambda: F.linear(x, router))
     routing = step("route", lambda: route(logits, config, want_scores=False))
@@ -71,20 +70,8 @@ def calls(inputs: Inputs, top_k: int) -> dict[str, Callable[[], Any]]:
     # The layer puts dy in order where weight gradients would copy it; elsewhere that stage is none of its own.
     of_dy = (dy_rows, None) if copies_rows(dy, rows, down.shape[2], offs) else (dy, rows)
     # Not over pre, as in the layer: a stage is computed again and again.
-    dpre, act_w, _ = step(
-        "B gated_backward",
-        lambda: gated_backward_mm(
-            of_dy[0],
-            down.transpose(1, 2),
-            of_dy[1],
-            order.slots,
-            weights,
-            pre,
-            offs,
-            activation="swiglu",
-            interleaved=False,
-        ),
-    )
+    saved = (of_dy[0], down.transpose(1, 2), of_dy[1], order.slots, weights, pre, offs)
+    dpre, act_w, _ = step("B gated_backward", lambda: gated_backward_mm(*saved, **form))
     step("B wgrad down", lambda: gathered_wgrad(of_dy[0], of_dy[1], act_w, offs))
     step("B wgrad up", lambda: gathered_wgrad(dpre, rows, x, offs, gather_b=True))
     dx_rows = step("B dgrad", lambda: grouped_mm(dpre, gate_up, offs=offs))

@@ -25,7 +25,7 @@ from expertile.formats.weight_only import rearranged
 from expertile.lab.operators import _humming, _marlin, _triton_kernels, products
 from expertile.lab.operators._plain import Weight
 from expertile.lab.operators._supports import installed, on_gpu, with_library
-from expertile.lab.race.operator import Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import Call, Inputs, Operator, Reference, Rival, Workload
 from expertile.ops.quantize.api import quantize_activations, quantize_per_row
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.weight_only_mm.api import weight_only_mm
@@ -155,6 +155,13 @@ def _products(
     return tuple(found)
 
 
+def _ours_fp8(name: str, per_row: bool, reference: Reference, nbytes: float) -> tuple[Rival, Rival]:
+    """With activations that each call rounds, and that come rounded, of `nbytes` an element."""
+    own = Rival(name, partial(_fp8, per_row=per_row), _fp8_supports, peer=False, reference=reference)
+    rounded, work = partial(_fp8, rounded=True, per_row=per_row), partial(_work, activation=nbytes)
+    return own, replace(own, name=f"{name}-rounded", bind=rounded, work=work)
+
+
 _HUMMING = Rival("humming", _theirs(_humming.bind), installed("humming", _humming.supports))
 _PEERS = (
     Rival("marlin", _theirs(_marlin.bind), with_library(_marlin.FILES, _marlin.supports("k"))),
@@ -187,30 +194,8 @@ OPERATORS = (
         reference,
         _work,
         (
-            Rival("expertile", _fp8, _fp8_supports, peer=False, reference=_fp8_reference),
-            Rival(
-                "expertile-rounded",
-                partial(_fp8, rounded=True),
-                _fp8_supports,
-                peer=False,
-                reference=_fp8_reference,
-                work=partial(_work, activation=1 + 4 / 128),
-            ),
-            Rival(
-                "expertile-per-row",
-                partial(_fp8, per_row=True),
-                _fp8_supports,
-                peer=False,
-                reference=_per_row_reference,
-            ),
-            Rival(
-                "expertile-per-row-rounded",
-                partial(_fp8, rounded=True, per_row=True),
-                _fp8_supports,
-                peer=False,
-                reference=_per_row_reference,
-                work=partial(_work, activation=1.0),
-            ),
+            *_ours_fp8("expertile", False, _fp8_reference, 1 + 4 / 128),
+            *_ours_fp8("expertile-per-row", True, _per_row_reference, 1.0),
             Rival("expertile-16bits", _ours, peer=False),
             replace(
                 _HUMMING,

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ def measure_memory(workloads: Sequence[Workload], operators: Mapping[str, Operat
     """Peak memory of every rival on every workload that it supports, of its second call: bytes allocated above what was
     there before, outputs included. A failure, out of memory included, is a record with the reason. Formulas are those
     of the GPU's kernels; on a CPU there is none."""
-    device, env, run_id = site.torch_device, capture_env(site.device), new_run_id()
+    device = site.torch_device
+    made = partial(Record, policy="eager", metric=PEAK_BYTES, env=capture_env(site.device), run=new_run_id())
     for w in workloads:
         for rival in operators[w.op].rivals if not w.unsupported else ():
             if rival.supports(w, site.device) is not None:
@@ -36,19 +38,9 @@ def measure_memory(workloads: Sequence[Workload], operators: Mapping[str, Operat
             finally:
                 release(device)
             formula = rival.peak_nbytes if site.device.kind == "cuda" else None
-            yield Record(
-                **record_fields(w),
-                backend=rival.name,
-                policy="eager",
-                metric=PEAK_BYTES,
-                value=value,
-                status=status,
-                reason=reason,
-                details={} if formula is None else {FORMULA: formula(w)},
-                env=env,
-                run=run_id,
-                date=timestamp(),
-            )
+            found: Any = {"value": value, "status": status, "reason": reason}
+            found["details"] = {} if formula is None else {FORMULA: formula(w)}
+            yield made(**record_fields(w), backend=rival.name, date=timestamp(), **found)
 
 
 def _second_call(w: Workload, operator: Operator, rival: Rival, device: torch.device) -> int:

@@ -199,19 +199,8 @@ def measured(
         status, reason = outcome.status, outcome.reason
     elif status == "ok":
         status, reason = "unsupported", unmeasured
-    return Record(
-        value=value,
-        ci95=ci95,
-        flops=work.flops,
-        nbytes=work.nbytes,
-        bound=limit.seconds,
-        limiter=limit.limiter,
-        status=status,
-        reason=reason,
-        env=env,
-        date=timestamp(),
-        **fields,
-    )
+    fields |= {"flops": work.flops, "nbytes": work.nbytes, "bound": limit.seconds, "limiter": limit.limiter}
+    return Record(value=value, ci95=ci95, status=status, reason=reason, env=env, date=timestamp(), **fields)
 
 
 def append(path: str | Path, *records: Record) -> None:

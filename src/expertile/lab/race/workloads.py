@@ -117,20 +117,9 @@ class GroupedWorkload(Workload):
 
     def problem(self, device_type: str, allow_tf32: bool = False) -> Problem:
         """The `Problem` of this workload, its group sizes known to the host."""
-        return Problem(
-            layout=self.layout,
-            groups=self.groups,
-            m=self.m,
-            n=self.n,
-            k=self.k,
-            dtype=self.torch_dtype,
-            out_dtype=self.torch_dtype,
-            a_strides=self.a_strides,
-            b_strides=self.b_strides,
-            device_type=device_type,
-            group_sizes=self.group_sizes,
-            allow_tf32=allow_tf32,
-        )
+        sizes, dtypes = (self.groups, self.m, self.n, self.k), (self.torch_dtype, self.torch_dtype)
+        known: Any = {"device_type": device_type, "group_sizes": self.group_sizes, "allow_tf32": allow_tf32}
+        return Problem(self.layout, *sizes, *dtypes, self.a_strides, self.b_strides, **known)
 
     def with_sizes(self, group_sizes: Sequence[int], **changes: Any) -> "GroupedWorkload":
         """The same product over other group sizes, the ragged total following; `changes` replace further fields.

@@ -4,6 +4,7 @@ index, and the style and script that they share. Sections of a run are in `secti
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from expertile.lab.race.record import Record
 from expertile.lab.report import sections
@@ -45,21 +46,12 @@ def _page(here: Sequence[Run], shipped: Sequence[Run], charts: Sequence[MemoryCh
     sections_here = [sections.of_run(run, anchor, figures, "") for anchor, run in own.items()]
     memory = sections.memory(charts, figures, names)
     sections_elsewhere = [sections.of_run(run, anchor, figures, elsewhere(run)) for anchor, run in others.items()]
-    return charted(
-        "report.html",
-        f"expertile: {listed(list(dict.fromkeys(run.device for run in here))) or 'no records'}",
-        figures,
-        names,
-        timed | ({"bound"} if any(row.bound_s for row in rows) else set()),
-        {policy for run in everything for policy in run.policies},
-        next((run.policies[0] for run in everything), "graph"),
-        shared=shared,
-        links=links,
-        here=sections_here,
-        memory=memory,
-        elsewhere=sections_elsewhere,
-        note=NOTE,
-    )
+    title = f"expertile: {listed(list(dict.fromkeys(run.device for run in here))) or 'no records'}"
+    timed |= {"bound"} if any(row.bound_s for row in rows) else set()
+    policies = {policy for run in everything for policy in run.policies}
+    policy = next((run.policies[0] for run in everything), "graph")
+    shown: Any = dict(links=links, here=sections_here, memory=memory, elsewhere=sections_elsewhere, note=NOTE)
+    return charted("report.html", title, figures, names, timed, policies, policy, shared=shared, **shown)
 
 
 def site(found: Mapping[str, Sequence[Record]], folder: Path) -> Path:

@@ -6,6 +6,7 @@ The record's value is the bytes read from and written to memory. Its details: "r
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -44,26 +45,15 @@ def measure(
 def _record(subject: Workload, way: Way, found: ncu.Profile, env: Env, run: str) -> Record:
     kernels = found.kernels
     figures = ("read", "written", "l2_read", "l2_written", "time_s")
-    counted = {name: _total([getattr(k, name) for k in kernels]) for name in figures}
+    counted: dict[str, Any] = {name: _total([getattr(k, name) for k in kernels]) for name in figures}
     value = _total([counted["read"], counted["written"]])
-    return Record(
-        **record_fields(subject),
-        backend=way.name,
-        policy="eager",
-        metric=MOVED_BYTES,
-        value=value,
-        status="unsupported" if value is None else "ok",
-        reason="" if value is not None else found.reason or "ncu counted nothing",
-        details={
-            **counted,
-            "launches": len(kernels) or None,
-            "kernels": [[k.name, k.read, k.written] for k in kernels],
-            **{f"model_{name}": getattr(way.total, name) for name in ("read", "written", "again", "launches")},
-        },
-        env=env,
-        run=run,
-        date=timestamp(),
-    )
+    listed = {"launches": len(kernels) or None, "kernels": [[k.name, k.read, k.written] for k in kernels]}
+    model = {f"model_{name}": getattr(way.total, name) for name in ("read", "written", "again", "launches")}
+    what: Any = {**record_fields(subject), "backend": way.name, "policy": "eager", "metric": MOVED_BYTES}
+    how: Any = {"value": value, "details": counted | listed | model}
+    if value is None:
+        how |= {"status": "unsupported", "reason": found.reason or "ncu counted nothing"}
+    return Record(**what, **how, env=env, run=run, date=timestamp())
 
 
 def _total(values: Sequence[float | None]) -> float | None:
