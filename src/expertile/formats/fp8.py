@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.formats.quantized import changed
 
@@ -30,8 +31,8 @@ class Fp8Blocks:
     with block (128, 128), the latter as `values.transpose(-2, -1)`.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
+    values: Tensor
+    scales: Tensor
     block: tuple[int, int] = (1, 128)
 
     def __repr__(self) -> str:
@@ -47,7 +48,7 @@ class Fp8Blocks:
         return self if moved.values is self.values and moved.scales is self.scales else moved
 
     @staticmethod
-    def quantize(x: torch.Tensor, block: tuple[int, int] = (1, 128), power_of_two: bool = False) -> "Fp8Blocks":
+    def quantize(x: Tensor, block: tuple[int, int] = (1, 128), power_of_two: bool = False) -> "Fp8Blocks":
         """`x` [..., R, C], floating point -> blocks of `block`; the last ones may be cut off by the tensor's edge.
 
         A block of zeros has the scale 1. NaN and infinities make their block's scale NaN or infinite. With
@@ -69,9 +70,7 @@ class Fp8Blocks:
         return Fp8Blocks(values.contiguous(), scales, block)
 
     @staticmethod
-    def quantize_tokens(
-        x: torch.Tensor, offs: torch.Tensor, power_of_two: bool = False
-    ) -> "tuple[Fp8Blocks, torch.Tensor]":
+    def quantize_tokens(x: Tensor, offs: Tensor, power_of_two: bool = False) -> "tuple[Fp8Blocks, torch.Tensor]":
         """`x` [T, C] and the end of each group of rows, `offs` [G] int32 -> (xᵀ in blocks of 128 tokens, its offs).
 
         That is an operand of wgrad, which sums over the tokens of each group: values [C, P], scales [C, P / 128] with
@@ -94,7 +93,7 @@ class Fp8Blocks:
         spread[target.long()] = x
         return Fp8Blocks.quantize(spread[:room].t(), (1, TOKEN_BLOCK), power_of_two), ends
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """values · scales, [..., R, C]."""
         return dequantize(self.values, self.scales, self.block, dtype)
 
@@ -111,7 +110,7 @@ class Fp8Blocks:
         return Fp8Blocks(values, self.scales.transpose(-2, -1).contiguous(), self.block)
 
 
-def _of_bytes(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> Fp8Blocks:
+def _of_bytes(values: Tensor, scales: Tensor, block: tuple[int, int]) -> Fp8Blocks:
     return Fp8Blocks(values.view(torch.float8_e4m3fn), scales, block)
 
 
@@ -137,7 +136,7 @@ class QuantizedBuffers(torch.nn.Module):
         for field in fields(weight):
             value = getattr(weight, field.name)
             # Only a tensor can be missing: the zero points of a symmetric weight.
-            if value is None or isinstance(value, torch.Tensor):
+            if value is None or isinstance(value, Tensor):
                 self.register_buffer(field.name, value)
             else:
                 self._rest[field.name] = value
@@ -147,8 +146,8 @@ class QuantizedBuffers(torch.nn.Module):
         """The weight, made of the buffers as they are now. Errors as its class raises them."""
         return self._kind(*(self._rest[n] if n in self._rest else getattr(self, n) for n in self._names))
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "QuantizedBuffers":
-        def moved(x: torch.Tensor) -> torch.Tensor:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantizedBuffers":
+        def moved(x: Tensor) -> Tensor:
             return fn(x.view(torch.uint8)).view(x.dtype)  # as bytes, which no change of dtype touches
 
         return super()._apply(moved, recurse)
@@ -157,22 +156,20 @@ class QuantizedBuffers(torch.nn.Module):
         return repr(self.weight)
 
 
-def dequantize(
-    values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
+def dequantize(values: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
     """values [..., R, C] · scales [..., ceil(R / rows), ceil(C / columns)], each for a block of (rows, columns)."""
     rows, cols = values.shape[-2:]
     spread = scales.to(dtype).repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :cols]
     return values.to(dtype) * spread
 
 
-def aligned_offs(offs: torch.Tensor) -> torch.Tensor:
+def aligned_offs(offs: Tensor) -> Tensor:
     """Ends of the groups when each is padded to a multiple of `TOKEN_BLOCK`; int32, on the device of `offs`."""
     sizes = torch.diff(offs, prepend=offs.new_zeros(1))
     return ((sizes + TOKEN_BLOCK - 1) // TOKEN_BLOCK * TOKEN_BLOCK).cumsum(0).to(torch.int32)
 
 
-def _tiled(x: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
+def _tiled(x: Tensor, block: tuple[int, int]) -> Tensor:
     """[..., R, C] -> [..., row blocks, rows, column blocks, columns], zeros behind the edges."""
     rows, cols = x.shape[-2:]
     padded = torch.nn.functional.pad(x, (0, -cols % block[1], 0, -rows % block[0]))

@@ -29,6 +29,7 @@ import re
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
 from expertile.formats.weight_only import quantize
@@ -176,13 +177,8 @@ def _name(thing: Any) -> str:
 
 
 def experts_forward(
-    self: Any,
-    hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    *,
-    lora: Lora | None = None,
-) -> torch.Tensor:
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, lora: Lora | None = None
+) -> Tensor:
     """The experts of a module that transformers' `use_experts_implementation` has decorated.
 
     Args:
@@ -213,7 +209,7 @@ def experts_forward(
     return moe_mlp(hidden_states, gate_up, down, top_k_index, top_k_weights, **how)
 
 
-def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+def _composed(experts: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """The same with the module's own gate or activation, and norm, between the products."""
     name = "gate_up_proj" if experts.has_gate else "up_proj"
     up, down = getattr(experts, name), experts.down_proj
@@ -236,16 +232,14 @@ def _composed(experts: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weight
     return combine(y, order.positions, topk_weights.float())
 
 
-def _known_rows(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
+def _known_rows(rows: Tensor, order: Permutation) -> Tensor:
     """`rows` with zeros past the last expert's: what lies there is unspecified, and NaN times the gradient 0 would get
     into the gradient of a parameter that all rows share."""
     kept = torch.arange(rows.shape[0], device=rows.device) < order.offs[-1]
     return torch.where(kept[:, None], rows, 0)
 
 
-def fp8_experts_forward(
-    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
+def fp8_experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`experts_forward` for transformers' FP8Experts: e4m3 weights with one float32 scale for each block of 128×128.
 
     x and the activation are quantised in blocks of 1×128, as transformers' own implementations do. The backward pass

@@ -102,7 +102,18 @@ class _FrozenMlp(torch.autograd.Function):
         dx = dweights = dgate_up_bias = ddown_bias = da1 = db1 = da2 = db2 = None
         if any((*needs[:3], *needs[4:8])):
             dv = None if b2 is None else low_rank.shrink(dy, rows, b2, offs, ctx.scales[1])
-            dpre, act_w, dweights, du = _gradients(base, dy, order, weights, pre, u, b1, dv, a2, ctx)
+            scale, spare = ctx.scales[0], not graph_is_kept()
+            made: Any = None
+            if ctx.summed:
+                made = base.gated_down_gradient(dy, order, weights, pre, ctx.form, spare, _pair(dv, a2))
+            if made is None:
+                how: Any = (order.slots, order.positions, weights, offs, ctx.form, scale, spare)
+                made = low_rank.backward(base.down_gradient(dy, order), pre, u, b1, dv, a2, *how)
+                dpre, act_w, dweights, du = made
+            else:
+                dpre, act_w, dweights = made
+                du = None if b1 is None else low_rank.shrink(dpre, None, b1, offs, scale)
+            del made
             if dv is not None:
                 da2 = low_rank.outer(dv, act_w, None, offs)
                 db2 = low_rank.outer(v, dy, rows, offs, weighted=(order.slots, weights), last=True)
@@ -124,30 +135,6 @@ class _FrozenMlp(torch.autograd.Function):
 
 def _pair(u: _Maybe, factor: _Maybe) -> Pair | None:
     return None if u is None or factor is None else (u, factor)
-
-
-def _gradients(
-    base: BaseProducts,
-    dy: _T,
-    order: Permutation,
-    weights: _T,
-    pre: _T,
-    u: _Maybe,
-    b1: _Maybe,
-    dv: _Maybe,
-    a2: _Maybe,
-    ctx: Any,
-) -> tuple[_T, _T, _T, _Maybe]:
-    """(dpre, act_w, dweights, du) as `low_rank.backward` makes them, in the base's product where that can."""
-    scale, spare = ctx.scales[0], not graph_is_kept()
-    made = None
-    if ctx.summed:
-        more = _pair(dv, a2)
-        made = base.gated_down_gradient(dy, order, weights, pre, ctx.form, spare, more)
-    if made is None:
-        how: Any = (order.slots, order.positions, weights, order.offs, ctx.form, scale, spare)
-        return low_rank.backward(base.down_gradient(dy, order), pre, u, b1, dv, a2, *how)
-    return *made, None if b1 is None else low_rank.shrink(made[0], None, b1, order.offs, scale)
 
 
 def frozen_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts, lora: Lora | None) -> _T:

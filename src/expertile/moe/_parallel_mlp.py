@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.moe._passes import activation_gradients, bias_products, products, weighted_sums
 from expertile.moe.dispatch import Incoming, own_slots, starts
@@ -19,14 +20,14 @@ from expertile.ops.torch_op import graph_is_kept, once_differentiable
 
 
 def _rows_of_experts(
-    experts: Experts, x: torch.Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    experts: Experts, x: Tensor, arrived: Incoming, start: int, end: int, first: int, last: int, save_pre: bool
+) -> tuple[Tensor, Tensor | None]:
     """(y [R, H], pre-activation [R, 2I]) of expert rows start … end - 1, those of experts first … last - 1."""
     if first == last:  # none here: the rows are unused room
         pre = x.new_zeros((end - start, experts.shape[1])) if save_pre else None
         return x.new_zeros((end - start, x.shape[1])), pre
     rows, offs = _run_of(arrived.order.rows, start, end), _run_of(arrived.order.offs, first, last)
-    if not isinstance(experts.gate_up, torch.Tensor):
+    if not isinstance(experts.gate_up, Tensor):
         return _quantized(experts, x.index_select(0, rows), arrived, start, end), None
     if start:  # copied: kernels are compiled for 16-byte aligned pointers
         rows, offs = rows.clone(), offs - start
@@ -34,7 +35,7 @@ def _rows_of_experts(
     return products(x, experts.tensors, rows, offs, experts.form, save_pre)
 
 
-def _quantized(experts: Experts, rows: torch.Tensor, arrived: Incoming, start: int, end: int) -> torch.Tensor:
+def _quantized(experts: Experts, rows: Tensor, arrived: Incoming, start: int, end: int) -> Tensor:
     """The same for quantised weights: rows [R, H] as tokens with one expert each, and weight 1."""
     slots, offs = arrived.order.slots[start:end], arrived.order.offs
     there = torch.arange(start, end, device=rows.device)[: slots.shape[0]] < offs[-1]
@@ -42,7 +43,7 @@ def _quantized(experts: Experts, rows: torch.Tensor, arrived: Incoming, start: i
     return experts_mlp(experts, rows, ids, torch.ones_like(ids, dtype=torch.float32))
 
 
-def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:
+def _run_of(x: Tensor, start: int, end: int) -> Tensor:
     """x[start:end]; x itself, which costs the host nothing, where that is all of it."""
     return x if start == 0 and end == x.shape[0] else x[start:end]
 
@@ -50,12 +51,12 @@ def _run_of(x: torch.Tensor, start: int, end: int) -> torch.Tensor:
 def _forward(
     exchange: Exchange,
     experts: Experts,
-    x: torch.Tensor,
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
     ordered: bool,
     save_pre: bool,
-) -> tuple[torch.Tensor, Step, torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Step, Tensor, Tensor | None]:
     """(out [T, H], plan, rows received [N, H], their experts' pre-activation [R, 2I])."""
     step, dispatched = exchange.step(x, topk_ids, topk_weights)
     splits, sent, arrived = step.splits, step.sent, step.arrived
@@ -85,21 +86,16 @@ def _forward(
     return combine(exchange.arrive(back), positions, weights), step, dispatched.buffer, pre
 
 
-def _joined(parts: list[Any]) -> torch.Tensor:
+def _joined(parts: list[Any]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def parallel_mlp(
-    exchange: Exchange,
-    experts: Experts,
-    ordered: bool,
-    x: torch.Tensor,
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-) -> torch.Tensor:
+    exchange: Exchange, experts: Experts, ordered: bool, x: Tensor, topk_ids: Tensor, topk_weights: Tensor
+) -> Tensor:
     """out [T, H]; operands as checked by `ExpertParallel.mlp`, T at least 1. Differentiated where that is asked for."""
     differentiable = (x, topk_weights, *experts.tensors)
-    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in differentiable):
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in differentiable):
         return _ParallelMLP.apply(exchange, ordered, experts.form, topk_ids, *differentiable)
     return _forward(exchange, experts, x, topk_ids, topk_weights, ordered, False)[0]
 
@@ -113,11 +109,11 @@ class _ParallelMLP(torch.autograd.Function):
         exchange: Exchange,
         ordered: bool,
         form: tuple[str, bool, bool],
-        topk_ids: torch.Tensor,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        *weights: torch.Tensor | None,
-    ) -> torch.Tensor:
+        topk_ids: Tensor,
+        x: Tensor,
+        topk_weights: Tensor,
+        *weights: Tensor | None,
+    ) -> Tensor:
         experts = Experts.of(weights, form)
         out, step, received, pre = _forward(exchange, experts, x, topk_ids, topk_weights, ordered, True)
         ctx.exchange, ctx.step, ctx.form = exchange, step, form
@@ -126,7 +122,7 @@ class _ParallelMLP(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         received, pre, *weights = ctx.saved_tensors
         experts = Experts.of(weights, ctx.form)
         overwrite_pre = not graph_is_kept()
@@ -138,19 +134,19 @@ def _backward(
     exchange: Exchange,
     experts: Experts,
     step: Step,
-    received: torch.Tensor,
-    pre: torch.Tensor,
-    grad: torch.Tensor,
+    received: Tensor,
+    pre: Tensor,
+    grad: Tensor,
     needs: tuple[bool, ...],
     overwrite_pre: bool,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of x, topk_weights, gate_up, down, gate_up_bias, down_bias; of the last four those that are needed.
     `overwrite_pre`: pre is not needed again, and its memory is used.
 
     Those of x and topk_weights travel always: whether another rank needs them is not known here.
     """
     gate_up, down = experts.gate_up, experts.down
-    assert isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
     splits, sent, arrived = step.splits, step.sent, step.arrived
     grad = grad.to(received.dtype).index_select(0, _run_of(sent.tokens, 0, step.rows))
     dy = exchange.arrive(exchange.send("dispatch of gradients", grad, splits.rows_from, splits.rows_to))

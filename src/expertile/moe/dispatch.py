@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.moe import dispatch_formulas, dispatch_kernels
 from expertile.moe._placement import Placement
@@ -27,7 +28,7 @@ from expertile.moe.permute import Permutation, permutation
 from expertile.ops.launch.device import on_kernels
 
 
-def _maker(x: torch.Tensor) -> Any:
+def _maker(x: Tensor) -> Any:
     """The module that makes the index tables for tensors like x."""
     return dispatch_kernels if on_kernels(x) else dispatch_formulas
 
@@ -44,18 +45,16 @@ class Outgoing:
     lost: [T] bool, tokens of which something did not fit; overflow: how many slots. None where everything must fit.
     """
 
-    tokens: torch.Tensor
-    sent_at: torch.Tensor
-    label_at: torch.Tensor
-    returned_at: torch.Tensor
-    labels: torch.Tensor
-    lost: torch.Tensor | None
-    overflow: torch.Tensor | None
+    tokens: Tensor
+    sent_at: Tensor
+    label_at: Tensor
+    returned_at: Tensor
+    labels: Tensor
+    lost: Tensor | None
+    overflow: Tensor | None
 
 
-def token_keys(
-    topk_ids: torch.Tensor, placement: Placement, counting: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def token_keys(topk_ids: Tensor, placement: Placement, counting: bool) -> tuple[Tensor, Tensor | None]:
     """What a plan begins with, and counts to be exchanged: see `dispatch_formulas.token_keys`. topk_ids [T, k] int32
     or int64, ids out of range are dropped slots; T at least 1."""
     keys, counts = _maker(topk_ids).token_keys(topk_ids, placement, counting)
@@ -63,12 +62,7 @@ def token_keys(
 
 
 def outgoing(
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-    keys: torch.Tensor,
-    placement: Placement,
-    capacity: int | None,
-    max_tokens: int,
+    topk_ids: Tensor, topk_weights: Tensor, keys: Tensor, placement: Placement, capacity: int | None, max_tokens: int
 ) -> Outgoing:
     """Plan what is sent; topk_weights [T, k] float32, `keys` by `token_keys`. Waits for nothing; with no capacity,
     buffers are of the greatest length they could need, to be cut when the counts are known."""
@@ -141,15 +135,15 @@ class Incoming:
         ones.
     """
 
-    ids: torch.Tensor
-    weights: torch.Tensor
+    ids: Tensor
+    weights: Tensor
     order: Permutation
-    return_rows: torch.Tensor
+    return_rows: Tensor
 
 
 def incoming(
-    labels: torch.Tensor,
-    lengths: torch.Tensor | None,
+    labels: Tensor,
+    lengths: Tensor | None,
     splits: Splits,
     placement: Placement,
     rank: int,
@@ -171,6 +165,6 @@ def incoming(
     return Incoming(ids, weights, order, make.returned(keys, back, order, placement, capacity, rows))
 
 
-def own_slots(dslots: torch.Tensor, sent: Outgoing) -> torch.Tensor:
+def own_slots(dslots: Tensor, sent: Outgoing) -> Tensor:
     """[T, k] from what comes back for the labels as they were sent [S, k]; 0 for dropped slots."""
     return _maker(dslots).picked(dslots, sent.label_at)

@@ -5,6 +5,7 @@ Ids out of range are dropped slots here. Lengths: T tokens, k slots of each, W r
 """
 
 import torch
+from torch import Tensor
 
 from expertile.moe._placement import Placement
 from expertile.moe.permute import Permutation
@@ -12,14 +13,14 @@ from expertile.moe.permute import Permutation
 NO_ROOM = -2  # a slot whose row did not fit; -1: a slot that was dropped
 
 
-def _ids_and_keys(ids: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, torch.Tensor]:
+def _ids_and_keys(ids: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
     """int32 ids, `num_experts` for those out of range, and their keys."""
     experts = placement.num_experts
     ids = torch.where((ids >= 0) & (ids < experts), ids, experts).to(torch.int32)
     return ids, placement.key_table(ids.device)[ids]
 
 
-def _slots_of_rows(order: Permutation, capacity: int | None, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _slots_of_rows(order: Permutation, capacity: int | None, rows: int) -> tuple[Tensor, Tensor]:
     """(slot in each of a buffer's first `rows` rows, 0 in unused ones; which are used)."""
     offs = order.offs
     row = torch.arange(rows, device=offs.device, dtype=torch.int32)
@@ -31,7 +32,7 @@ def _slots_of_rows(order: Permutation, capacity: int | None, rows: int) -> tuple
     return torch.where(used, order.slots[torch.where(used, place, 0)], 0), used
 
 
-def rows_of_slots(positions: torch.Tensor, key: torch.Tensor, offs: torch.Tensor, capacity: int | None) -> torch.Tensor:
+def rows_of_slots(positions: Tensor, key: Tensor, offs: Tensor, capacity: int | None) -> Tensor:
     """The row in its buffer of each slot at `positions` of a permutation by `key`; -1 where it has none."""
     if capacity is None:
         return positions
@@ -40,9 +41,7 @@ def rows_of_slots(positions: torch.Tensor, key: torch.Tensor, offs: torch.Tensor
     return torch.where((positions >= 0) & (within < capacity), key * capacity + within, -1)
 
 
-def token_keys(
-    topk_ids: torch.Tensor, placement: Placement, counting: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def token_keys(topk_ids: Tensor, placement: Placement, counting: bool) -> tuple[Tensor, Tensor | None]:
     """(keys [T, W] int32, counts [2, W, 2, chunks] int32 if `counting`).
 
     The key is that under which a token goes to a rank, of the first chunk that needs it; `placement.keys`: it does not
@@ -65,13 +64,8 @@ def token_keys(
 
 
 def pack(
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-    order: Permutation,
-    placement: Placement,
-    capacity: int | None,
-    rows: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    topk_ids: Tensor, topk_weights: Tensor, order: Permutation, placement: Placement, capacity: int | None, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens [S], labels [S, 2k], keys of the labels' slots [S, k]) of S = `rows` rows of the send buffer; `order` is
     the permutation of `token_keys`."""
     w = placement.world
@@ -86,13 +80,13 @@ def pack(
 
 
 def find(
-    topk_ids: torch.Tensor,
-    token_keys: torch.Tensor,
+    topk_ids: Tensor,
+    token_keys: Tensor,
     sent: Permutation,
     back: Permutation,
     placement: Placement,
     capacities: tuple[int, int] | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """(sent_at, label_at, returned_at) of `Outgoing`. `sent` and `back` are the permutations of `token_keys` and of the
     labels' keys, whose segments have room for capacities[0] and capacities[1]."""
     top_k, w = topk_ids.shape[1], placement.world
@@ -111,8 +105,8 @@ def find(
 
 
 def unpack(
-    labels: torch.Tensor, lengths: torch.Tensor | None, placement: Placement, rank: int, capacity: int | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    labels: Tensor, lengths: Tensor | None, placement: Placement, rank: int, capacity: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """(ids, weights, keys), each [N, k], of labels [N, 2k] as received by `rank`: which of its groups (their number:
     none), the weight, and the key (chunk, rank they came from) under which its result goes back. Rows come in segments
     of `capacity`; or of lengths[r, 0, c] for chunk c and rank r, [W, 2, chunks]."""
@@ -132,8 +126,8 @@ def unpack(
 
 
 def returned(
-    keys: torch.Tensor, back: Permutation, order: Permutation, placement: Placement, capacity: int | None, rows: int
-) -> torch.Tensor:
+    keys: Tensor, back: Permutation, order: Permutation, placement: Placement, capacity: int | None, rows: int
+) -> Tensor:
     """[rows] int32: the row, among those of its chunk, of the expert rows `order` in each row of the return buffer,
     which holds the slots in the order `back`, the permutation of their `keys` [N, k]; 0 in unused ones."""
     slots, used = _slots_of_rows(back, capacity, rows)
@@ -144,6 +138,6 @@ def returned(
     return torch.where(used, position, 0).clamp(min=0)
 
 
-def picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def picked(values: Tensor, at: Tensor) -> Tensor:
     """values.flatten()[at], and 0 where `at` is -1."""
     return torch.cat([values.flatten(), values.new_zeros(1)])[at]  # the last is what index -1 finds

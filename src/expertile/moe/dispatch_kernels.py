@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from expertile.moe._placement import Placement
 from expertile.moe.dispatch_formulas import NO_ROOM
@@ -190,16 +191,14 @@ def _picked_kernel(values_ptr, at_ptr, out_ptr, count, BLOCK: tl.constexpr):
 
 
 def _run(
-    kernel: Any, count: int, tensors: tuple[torch.Tensor | None, ...], scalars: tuple[int, ...], *constants: Any
+    kernel: Any, count: int, tensors: tuple[Tensor | None, ...], scalars: tuple[int, ...], *constants: Any
 ) -> None:
     """`count` elements, _BLOCK in a program."""
     if count:
         launch(kernel, -(-count // _BLOCK), tensors, scalars, constants, num_warps=4)
 
 
-def token_keys(
-    topk_ids: torch.Tensor, placement: Placement, counting: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def token_keys(topk_ids: Tensor, placement: Placement, counting: bool) -> tuple[Tensor, Tensor | None]:
     (tokens, top_k), device, w, chunks = topk_ids.shape, topk_ids.device, placement.world, placement.chunks
     out = torch.empty((tokens, w), dtype=torch.int32, device=device)
     counts = torch.zeros((2, w, 2, chunks), dtype=torch.int32, device=device) if counting else None
@@ -216,13 +215,8 @@ def token_keys(
 
 
 def pack(
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-    order: Permutation,
-    placement: Placement,
-    capacity: int | None,
-    rows: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    topk_ids: Tensor, topk_weights: Tensor, order: Permutation, placement: Placement, capacity: int | None, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
     top_k, device = topk_ids.shape[1], topk_ids.device
     tokens = torch.empty(rows, dtype=torch.int32, device=device)
     labels = torch.empty((rows, 2 * top_k), dtype=torch.int32, device=device)
@@ -235,13 +229,13 @@ def pack(
 
 
 def find(
-    topk_ids: torch.Tensor,
-    token_keys: torch.Tensor,
+    topk_ids: Tensor,
+    token_keys: Tensor,
     sent: Permutation,
     back: Permutation,
     placement: Placement,
     capacities: tuple[int, int] | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     device = topk_ids.device
     label_at = torch.empty(topk_ids.shape, dtype=torch.int32, device=device)
     returned_at = torch.empty_like(label_at)
@@ -257,8 +251,8 @@ def find(
 
 
 def unpack(
-    labels: torch.Tensor, lengths: torch.Tensor | None, placement: Placement, rank: int, capacity: int | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    labels: Tensor, lengths: Tensor | None, placement: Placement, rank: int, capacity: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
     received, top_k, device = labels.shape[0], labels.shape[1] // 2, labels.device
     ids = torch.empty((received, top_k), dtype=torch.int32, device=device)
     weights = torch.empty((received, top_k), dtype=torch.float32, device=device)
@@ -270,8 +264,8 @@ def unpack(
 
 
 def returned(
-    keys: torch.Tensor, back: Permutation, order: Permutation, placement: Placement, capacity: int | None, rows: int
-) -> torch.Tensor:
+    keys: Tensor, back: Permutation, order: Permutation, placement: Placement, capacity: int | None, rows: int
+) -> Tensor:
     out = torch.empty(rows, dtype=torch.int32, device=keys.device)
     tensors, shape = (
         (keys, back.slots, back.offs, order.positions, out),
@@ -281,7 +275,7 @@ def returned(
     return out
 
 
-def picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def picked(values: Tensor, at: Tensor) -> Tensor:
     out = torch.empty(at.shape, dtype=values.dtype, device=at.device)
     _run(_picked_kernel, out.numel(), (values, at, out), (out.numel(),), _BLOCK)
     return out

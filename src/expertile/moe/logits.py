@@ -4,18 +4,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from expertile.moe import _few
 from expertile.moe.expert_weights import autocasts
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.torch_op import traced
 
-_Maybe = torch.Tensor | None
 
-
-def router_logits(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None = None, *, batch_invariant: bool = False
-) -> torch.Tensor:
+def router_logits(x: Tensor, router: Tensor, bias: Tensor | None = None, *, batch_invariant: bool = False) -> Tensor:
     """logits [T, E] = x [T, H] @ router [E, H]^T (+ bias [E]), in x's dtype: what `route` chooses from.
 
     `torch.nn.functional.linear`, gradients included; without them, for few tokens on a GPU, a kernel that takes half of
@@ -32,13 +29,13 @@ def router_logits(
 
 
 def router_logits_and_x(
-    x: torch.Tensor,
-    router: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None = None,
     *,
     batch_invariant: bool = False,
     overwrite_gradient: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """(`router_logits` of these arguments, x), for experts that read x beside the router.
 
         logits, x = router_logits_and_x(x, router)
@@ -60,14 +57,14 @@ class _Beside(torch.autograd.Function):
     """x @ router^T + bias, and x. Its backward pass can be differentiated itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, router: torch.Tensor, bias: _Maybe, overwrite: bool) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, router: Tensor, bias: Tensor | None, overwrite: bool) -> Any:  # type: ignore[override]
         ctx.save_for_backward(x, router)
         ctx.overwrite = overwrite
         ctx.set_materialize_grads(False)
         return F.linear(x, router, bias), x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, dlogits: _Maybe, dx: _Maybe) -> tuple[_Maybe, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dlogits: Tensor | None, dx: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, router = ctx.saved_tensors
         if dlogits is None:
             return dx, None, None, None
@@ -83,9 +80,7 @@ class _Beside(torch.autograd.Function):
         return torch.addmm(dx, dlogits, router, out=over), drouter, dbias, None
 
 
-def invariant_logits_in(
-    dtype: torch.dtype, x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def invariant_logits_in(dtype: torch.dtype, x: Tensor, router: Tensor, bias: Tensor | None) -> Tensor:
     """Batch-invariant logits in `dtype`. 16-bit x and router stay what they are if it is float32: their products are
     exact in float32, where they are summed."""
     if not (dtype is torch.float32 and x.dtype is router.dtype and x.dtype in (torch.bfloat16, torch.float16)):
@@ -93,8 +88,6 @@ def invariant_logits_in(
     return _invariant(x, router, None if bias is None else bias.to(dtype), dtype)
 
 
-def _invariant(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None
-) -> torch.Tensor:
+def _invariant(x: Tensor, router: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
     bias = None if bias is None else bias[None]
     return grouped_mm(x[None], router.t()[None], bias=bias, out_dtype=dtype, batch_invariant=True)[0]

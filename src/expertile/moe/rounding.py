@@ -32,6 +32,7 @@ from math import ceil
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
 from expertile.ops.launch.device import on_kernels
@@ -138,8 +139,8 @@ def _capacity(tokens: int, top_k: int, num_experts: int, capacity_factor: float 
 
 
 def _in_torch(
-    topk_ids: torch.Tensor, weights: torch.Tensor, num_experts: int, top_k: int, tile: int, mode: str, capacity: int
-) -> torch.Tensor:
+    topk_ids: Tensor, weights: Tensor, num_experts: int, top_k: int, tile: int, mode: str, capacity: int
+) -> Tensor:
     columns = topk_ids.shape[1]
     expert = topk_ids.flatten().long()
     expert = torch.where((expert >= 0) & (expert < num_experts), expert, num_experts)
@@ -172,14 +173,8 @@ def _in_torch(
 
 
 def _rounded(
-    topk_ids: torch.Tensor,
-    weights: torch.Tensor,
-    num_experts: int,
-    top_k: int,
-    tile: int,
-    mode: str,
-    capacity_factor: float | None,
-) -> torch.Tensor:
+    topk_ids: Tensor, weights: Tensor, num_experts: int, top_k: int, tile: int, mode: str, capacity_factor: float | None
+) -> Tensor:
     tokens, columns = topk_ids.shape
     capacity = _capacity(tokens, top_k, num_experts, capacity_factor)
     if topk_ids.numel() == 0:
@@ -194,7 +189,7 @@ def _rounded(
     return ids
 
 
-def _fake(topk_ids: torch.Tensor, *_: object) -> torch.Tensor:
+def _fake(topk_ids: Tensor, *_: object) -> Tensor:
     return topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
 
 
@@ -202,15 +197,15 @@ _call = define("moe_round_groups", _rounded, fake=_fake)
 
 
 def round_groups(
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
     num_experts: int,
     *,
     top_k: int | None = None,
     tile: int = 128,
     mode: str | None = "nearest",
     capacity_factor: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """topk_ids with slots dropped, or candidates taken, so that each expert's rows are a multiple of `tile`; or, where
     rows are added and its candidates are too few, all rows there are.
 
@@ -281,9 +276,9 @@ class RoundingEffect:
 
 
 def rounding_effect(
-    topk_ids: torch.Tensor,
-    topk_weights: torch.Tensor,
-    rounded_ids: torch.Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    rounded_ids: Tensor,
     num_experts: int,
     *,
     top_k: int | None = None,
@@ -300,7 +295,7 @@ def rounding_effect(
     total, own = float(weights[before].sum()), (weights * before).sum(1)
     lost = torch.where(own > 0, (weights * dropped).sum(1) / own, 0.0)
 
-    def tiles(mask: torch.Tensor) -> tuple[int, int, float]:
+    def tiles(mask: Tensor) -> tuple[int, int, float]:
         sizes = torch.bincount(ids[mask], minlength=num_experts)
         count, rows = int(((sizes + tile - 1) // tile).sum()), int(sizes.sum())
         return rows, count, rows / (count * tile) if count else 1.0
@@ -308,7 +303,7 @@ def rounding_effect(
     rows_before, tiles_before, use_before = tiles(before)
     rows_after, tiles_after, use_after = tiles(after)
 
-    def share(mask: torch.Tensor) -> float:
+    def share(mask: Tensor) -> float:
         return float(mask.double().mean()) if mask.numel() else 0.0
 
     return RoundingEffect(

@@ -23,6 +23,7 @@ ORDER = 0, 2, 4, 6, 1, 3, 5, 7 suits the byte permutation by which its CUDA kern
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from expertile.formats.int4._layer import (
     as_weight,
@@ -41,7 +42,7 @@ GPTQ_FIELDS = (*AWQ_FIELDS, "g_idx")
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def from_gptq(tensors: Mapping[str, torch.Tensor], *, version: int = 1, dtype: torch.dtype | None = None) -> Int4Weight:
+def from_gptq(tensors: Mapping[str, Tensor], *, version: int = 1, dtype: torch.dtype | None = None) -> Int4Weight:
     """One layer's tensors (g_idx may be missing) -> Int4Weight [1, N, K].
 
     `version` 1 or 2 of the format; `dtype` of the scales: as stored, unless given. ValueError for other bits than 4,
@@ -50,30 +51,25 @@ def from_gptq(tensors: Mapping[str, torch.Tensor], *, version: int = 1, dtype: t
     return _read(tensors, "[K/8, N]", 0, IN_ORDER, _offset(version), dtype)
 
 
-def from_awq(tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None = None) -> Int4Weight:
+def from_awq(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Int4Weight:
     """One layer's tensors -> Int4Weight [1, N, K]; `dtype` of the scales: as stored, unless given."""
     return _read(tensors, "[K, N/8]", 1, ORDER, 0, dtype)
 
 
-def to_gptq(weight: Int4Weight, expert: int = 0, *, version: int = 1) -> dict[str, torch.Tensor]:
+def to_gptq(weight: Int4Weight, expert: int = 0, *, version: int = 1) -> dict[str, Tensor]:
     """The four tensors of one expert. ValueError for zero points that the version cannot hold, or N % 8 != 0."""
     tensors = _written(weight, expert, 0, IN_ORDER, _offset(version), f"GPTQ version {version}")
     g_idx = torch.arange(weight.shape[2], dtype=torch.int32, device=weight.device) // weight.group_size
     return {**tensors, "g_idx": g_idx.to(torch.int32)}
 
 
-def to_awq(weight: Int4Weight, expert: int = 0) -> dict[str, torch.Tensor]:
+def to_awq(weight: Int4Weight, expert: int = 0) -> dict[str, Tensor]:
     """The three tensors of one expert. ValueError for zero points outside 0 … 15, or N no multiple of 8."""
     return _written(weight, expert, 1, ORDER, 0, "AWQ")
 
 
 def _read(
-    tensors: Mapping[str, torch.Tensor],
-    layout: str,
-    dim: int,
-    order: Sequence[int],
-    offset: int,
-    dtype: torch.dtype | None,
+    tensors: Mapping[str, Tensor], layout: str, dim: int, order: Sequence[int], offset: int, dtype: torch.dtype | None
 ) -> Int4Weight:
     """From words along dimension `dim` of qweight, of that `layout`; zero points are stored less `offset`."""
     qweight, qzeros = field(tensors, "qweight", torch.int32), field(tensors, "qzeros", torch.int32)
@@ -91,7 +87,7 @@ def _read(
 
 def _written(
     weight: Int4Weight, expert: int, dim: int, order: Sequence[int], offset: int, kind: str
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     n = weight.shape[1]
     if n % 8:
         raise ValueError(f"weight: expected N to be a multiple of 8 ({kind} packs eight columns in a word), got {n}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from expertile.formats.int4.packing import half_block, pack, unpack
 from expertile.formats.quantized import KernelLayout, QuantizedWeight
@@ -41,9 +42,9 @@ class Int4Weight(QuantizedWeight):
 
     format: ClassVar[str] = "int4"
 
-    packed: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None
     group_size: int
 
     def __post_init__(self) -> None:
@@ -78,15 +79,13 @@ class Int4Weight(QuantizedWeight):
         return KernelLayout(half_block(k, group_size), k // 2, group_size, None)
 
     @classmethod
-    def of_tensors(
-        cls, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int, k: int
-    ) -> Self:
+    def of_tensors(cls, packed: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, k: int) -> Self:
         """The weight of these fields; K is told by `packed`."""
         return cls(packed, scales, zeros, group_size)
 
     @staticmethod
     def quantize(
-        w: torch.Tensor, group_size: int | None = 128, symmetric: bool = True, dtype: torch.dtype | None = None
+        w: Tensor, group_size: int | None = 128, symmetric: bool = True, dtype: torch.dtype | None = None
     ) -> "Int4Weight":
         """`w` [G, N, K] or [N, K] (one expert), floating point, rounded to nearest.
 
@@ -114,9 +113,7 @@ class Int4Weight(QuantizedWeight):
         return Int4Weight(packed, scales, zeros, group_size)
 
     @staticmethod
-    def of_values(
-        values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int
-    ) -> "Int4Weight":
+    def of_values(values: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> "Int4Weight":
         """From unpacked `values` [G, N, K] (integers 0 … 15), with scales and zeros [G, K/group_size, N]."""
         if values.dim() != 3:
             raise ValueError(f"values: expected [G, N, K], got {list(values.shape)}")
@@ -124,11 +121,11 @@ class Int4Weight(QuantizedWeight):
         packed = pack(values.to(torch.uint8).contiguous(), half_block(values.shape[2], group_size))
         return Int4Weight(packed, scales.contiguous(), None if zeros is None else zeros.contiguous(), group_size)
 
-    def values(self) -> torch.Tensor:
+    def values(self) -> Tensor:
         """q, uint8 0 … 15 [G, N, K]."""
         return unpack(self.packed, self.half)
 
-    def _in_float32(self) -> torch.Tensor:
+    def _in_float32(self) -> Tensor:
         q = self.values().unflatten(-1, (-1, self.group_size)).float()
         zero = float(SYMMETRIC_ZERO) if self.zeros is None else self.zeros.mT.float()[..., None]
         return ((q - zero) * self.scales.mT.float()[..., None]).flatten(-2)
@@ -161,9 +158,7 @@ class Int4Weight(QuantizedWeight):
 torch.serialization.add_safe_globals([Int4Weight])
 
 
-def _quantize_rows(
-    groups: torch.Tensor, symmetric: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _quantize_rows(groups: Tensor, symmetric: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """float32 [N, K/group, group] -> (q, uint8 of that shape; scale, `dtype`, and zero, float32, both [N, K/group])."""
     if symmetric:
         extent = groups.abs().amax(-1) / 7.5
@@ -193,7 +188,7 @@ def validate_groups(k: int, group_size: int) -> None:
         raise ValueError(f"group_size: expected a divisor of K = {k}, got {group_size}; 32 and 64 always divide it")
 
 
-def _validate(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int) -> None:
+def _validate(packed: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> None:
     if packed.dtype is not torch.uint8 or packed.dim() != 3:
         raise ValueError(f"packed: expected uint8 [G, N, K/2], got {packed.dtype} {list(packed.shape)}")
     g, n, half_k = packed.shape

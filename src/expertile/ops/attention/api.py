@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Operands, Saved, new_lse
@@ -19,19 +20,19 @@ from expertile.ops.torch_op import define, differentiable_eagerly, once_differen
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool = False,
     scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_lse: bool = False,
     backend: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Scaled dot-product attention, softmax(scale · q kᵀ) v, in memory linear in length; differentiable once (a second
     derivative raises).
 
@@ -65,7 +66,7 @@ def attention(
         TypeError, ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
@@ -88,14 +89,14 @@ def attention(
 
 
 def explain_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool = False,
     scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
 ) -> Explanation:
@@ -124,24 +125,14 @@ def select(problem: Problem, device: Device, backend: str, backward: bool) -> tu
     return choice.backend, choice.config
 
 
-def _on(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+def _on(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device."""
     return torch.cuda.device_of(x) if x.is_cuda else contextlib.nullcontext()
 
 
-def attention_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor | None,
-    cu_k: torch.Tensor | None,
-    max_q: int | None,
-    max_k: int | None,
-    causal: bool,
-    scale: float,
-    lse_grad: bool,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """(out, LSE). `arguments`: those of the operator, as `_INPUTS` lists them."""
+    q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, lse_grad, backend = arguments
     problem = Problem.from_tensors(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, lse_grad)
     if problem.empty:
         return torch.zeros_like(q), new_lse(problem, q).fill_(float("-inf"))
@@ -150,7 +141,7 @@ def attention_forward(
         return chosen.forward.run(problem, Operands(q, k, v, cu_q, cu_k), config)
 
 
-def attention_backward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def attention_backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v. `arguments`: those of `attention_forward`, then out, lse, dout, dlse or None."""
     q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, _, backend, out, lse, dout, dlse = arguments
     problem = Problem.from_tensors(q, k, v, cu_q, cu_k, max_q, max_k, causal, scale, dlse is not None)
@@ -176,26 +167,22 @@ _FORWARD = _INPUTS + ") -> (Tensor, Tensor)"
 _BACKWARD = _INPUTS + ", Tensor out, Tensor lse, Tensor dout, Tensor? dlse) -> (Tensor, Tensor, Tensor)"
 
 
-def _fake_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     lse_shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
     return torch.empty_like(q), q.new_empty(lse_shape, dtype=torch.float32)
 
 
-def _fake_backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, cu_q, cu_k, *ctx.rest = inputs
     ctx.save_for_backward(q, k, v, cu_q, cu_k, *output)
     ctx.set_materialize_grads(False)
 
 
-def _gradient(
-    backward: Callable[..., Any], ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
-) -> tuple[Any, ...]:
+def _gradient(backward: Callable[..., Any], ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
     q, k, v, cu_q, cu_k, out, lse = ctx.saved_tensors
     lse_grad = ctx.rest[-2]
     dout = torch.zeros_like(out) if dout is None else dout

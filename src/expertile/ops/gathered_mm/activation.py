@@ -18,6 +18,7 @@ Transformer Engine passes it in its clamped SwiGLU. Of gpt-oss itself only infer
 import math
 
 import torch
+from torch import Tensor
 
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
@@ -25,7 +26,7 @@ GPT_OSS_SCALE = 1.702
 GPT_OSS_LIMIT = 7.0
 
 
-def split(pre: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def split(pre: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """(gate, up), each [R, I], views of pre [R, 2I]: its even and odd columns, or its left and right half."""
     if interleaved:
         return pre[..., 0::2], pre[..., 1::2]
@@ -33,28 +34,24 @@ def split(pre: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Ten
     return pre[..., :half], pre[..., half:]
 
 
-def join(gate: torch.Tensor, up: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def join(gate: Tensor, up: Tensor, interleaved: bool) -> Tensor:
     """The inverse of `split`."""
     return torch.stack([gate, up], -1).flatten(-2) if interleaved else torch.cat([gate, up], -1)
 
 
-def activate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """f(gate, up), in their dtype."""
     glu, factor, *_ = _parts(gate, up, activation)
     return glu * factor
 
 
-def activate_backward(
-    gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor, activation: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def activate_backward(gate: Tensor, up: Tensor, grad: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
     """(f(gate, up), gradient of gate, gradient of up) for the gradient `grad` of f, in their dtype."""
     glu, factor, slope, inside = _parts(gate, up, activation)
     return glu * factor, grad * factor * slope, grad * glu * inside
 
 
-def _parts(
-    gate: torch.Tensor, up: torch.Tensor, activation: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _parts(gate: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """f = a(gate) · b(up): a, b, a', b'."""
     ones = torch.ones_like(up)
     if activation == "reglu":

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from expertile.ops.checks import check_dims, check_like, require_tensors
 from expertile.ops.gathered_mm.pointwise import column_block
@@ -139,14 +140,12 @@ def _backward_kernel(tensors, scalars, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
         tl.store(dweights_ptr + slot, tl.sum(total, 0), mask=kept)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def _rows(x: Tensor) -> Tensor:
     """x with contiguous rows."""
     return x if x.stride(1) == 1 and 0 <= x.stride(0) < 2**31 else x.contiguous()
 
 
-def forward(
-    y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, config: Config | None = None
-) -> torch.Tensor:
+def forward(y: Tensor, positions: Tensor, weights: Tensor | None, config: Config | None = None) -> Tensor:
     """The sum, by the kernel or in plain torch; operands as checked by `combine`."""
     (tokens, top_k), cols = positions.shape, y.shape[1]
     if not on_kernels(y):
@@ -168,7 +167,7 @@ def forward(
     return out
 
 
-def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def formula(y: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
     """The sum in plain torch, float32 inside, differentiable any number of times."""
     total = torch.zeros((positions.shape[0], y.shape[1]), dtype=wide_dtype(y), device=y.device)
     if y.shape[0] == 0:
@@ -183,13 +182,8 @@ def formula(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | No
 
 
 def backward(
-    grad: torch.Tensor,
-    y: torch.Tensor,
-    positions: torch.Tensor,
-    weights: torch.Tensor | None,
-    needs_y: bool,
-    needs_weights: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    grad: Tensor, y: Tensor, positions: Tensor, weights: Tensor | None, needs_y: bool, needs_weights: bool
+) -> tuple[Tensor, Tensor]:
     """(dy [R, H], dweights [T, k] float32) for the gradient of the sum; an empty tensor for what is not needed."""
     count, top_k = y.shape[0], positions.shape[1]
     # Dropped slots all go to one place more, which is cut off.
@@ -224,8 +218,8 @@ def backward(
 
 
 def _fake_backward(
-    grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None, *needs: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    grad: Tensor, y: Tensor, positions: Tensor, weights: Tensor | None, *needs: bool
+) -> tuple[Tensor, Tensor]:
     tokens, top_k = positions.shape
     dtype = torch.float32 if weights is None else weights.dtype
     return y.new_empty((y.shape[0] * needs[0], y.shape[1])), y.new_empty((tokens * needs[1], top_k), dtype=dtype)
@@ -234,18 +228,18 @@ def _fake_backward(
 _call_backward = define("combine_backward", backward, fake=_fake_backward)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Of the operator, and of eager calls, whose last input is a config."""
     ctx.save_for_backward(*inputs[:3])
 
 
-def _gradient(made: Callable[..., Any], ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradient(made: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs_y, _, needs_weights, *rest = ctx.needs_input_grad
     dy, dweights = made(grad, *ctx.saved_tensors, needs_y, needs_weights)
     return dy if needs_y else None, None, dweights if needs_weights else None, *(None for _ in rest)
 
 
-def _by_formula(grad: torch.Tensor, y: torch.Tensor, positions: torch.Tensor, weights: Any, *needs: bool) -> Any:
+def _by_formula(grad: Tensor, y: Tensor, positions: Tensor, weights: Any, *needs: bool) -> Any:
     """For create_graph=True: the gradients are differentiated in turn."""
     return gradients_of(lambda y, weights: formula(y, positions, weights), (y, weights), grad)
 
@@ -261,9 +255,7 @@ _call = define(
 _differentiable = differentiable_eagerly(forward, _setup, partial(_gradient, backward), partial(_gradient, _by_formula))
 
 
-def combine(
-    y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None = None, *, config: Config | None = None
-) -> torch.Tensor:
+def combine(y: Tensor, positions: Tensor, weights: Tensor | None = None, *, config: Config | None = None) -> Tensor:
     """Weighted sum of each token's rows: out[t] = Σ_j weights[t, j] · y[positions[t, j]], in float32, in order of j.
 
     Args:
@@ -288,7 +280,7 @@ def combine(
     return forward(y, positions, weights, config)
 
 
-def _check(y: torch.Tensor, positions: torch.Tensor, weights: torch.Tensor | None) -> None:
+def _check(y: Tensor, positions: Tensor, weights: Tensor | None) -> None:
     require_tensors({"weights": weights}, y=y, positions=positions)
     for name, x in (("y", y), ("positions", positions), ("weights", weights)):
         if x is not None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.ops.backend import Request, by_backend
 from expertile.ops.gathered_mm.backend import Operands
@@ -23,27 +24,25 @@ from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of
 
-_T = torch.Tensor
 
-
-def _rows_of(x: _T, rows: _T | None) -> Any:
+def _rows_of(x: Tensor, rows: Tensor | None) -> Any:
     """R, the rows in expert order."""
     return x.shape[0] if rows is None else rows.shape[0]
 
 
-def _mm(x: _T, b: _T, rows: _T | None, offs: _T, bias: _T | None, request: Request) -> _T:
-    out: _T = compute(Product.MM, Operands(x, b, offs, rows, bias), request)[0]
+def _mm(x: Tensor, b: Tensor, rows: Tensor | None, offs: Tensor, bias: Tensor | None, request: Request) -> Tensor:
+    out: Tensor = compute(Product.MM, Operands(x, b, offs, rows, bias), request)[0]
     return out
 
 
-def _gated(*arguments: Any) -> tuple[_T, _T]:
+def _gated(*arguments: Any) -> tuple[Tensor, Tensor]:
     x, b, rows, offs, bias, activation, interleaved, save_pre, request = arguments
     form = {"activation": activation, "interleaved": interleaved, "save_pre": save_pre}
     act, pre = compute(Product.GATED, Operands(x, b, offs, rows, bias), request, **form)
     return act, x.new_empty((0, b.shape[-1])) if pre is None else pre
 
 
-def _fake_gated(x: _T, b: _T, rows: _T | None, *rest: Any) -> tuple[_T, _T]:
+def _fake_gated(x: Tensor, b: Tensor, rows: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     r, n = _rows_of(x, rows), b.shape[-1]
     _offs, _bias, _activation, _interleaved, save_pre, _backend = rest
     return x.new_empty((r, n // 2)), x.new_empty((r if save_pre else 0, n))
@@ -54,12 +53,14 @@ def _gated_backward(*arguments: Any) -> Any:
     return gated_backward(*tensors, request=request, activation=activation, interleaved=interleaved)
 
 
-def _fake_backward(dy: _T, down: _T, rows: _T | None, slots: _T, weights: _T, pre: _T, *_: Any) -> tuple[_T, _T, _T]:
+def _fake_backward(
+    dy: Tensor, down: Tensor, rows: Tensor | None, slots: Tensor, weights: Tensor, pre: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     r, inner = pre.shape[0], down.shape[1]
     return dy.new_empty((r, 2 * inner)), dy.new_empty((r, inner)), weights.new_empty(weights.shape)
 
 
-def _fake_wgrad(x: _T, rows: _T | None, d: _T, offs: _T, *_: Any) -> _T:
+def _fake_wgrad(x: Tensor, rows: Tensor | None, d: Tensor, offs: Tensor, *_: Any) -> Tensor:
     return x.new_empty((offs.shape[0], x.shape[1], d.shape[1]))
 
 
@@ -85,26 +86,22 @@ call_wgrad = define(
 )
 
 
-def _product(
-    a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def _product(a: Tensor, b: Tensor, *, offs: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     return operator(a, b, offs, None, out_dtype, "auto", False)
 
 
-def _formula(
-    rows: torch.Tensor | None, offs: torch.Tensor, x: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+def _formula(rows: Tensor | None, offs: Tensor, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """out [R, N], in operators that can be differentiated any number of times."""
     return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs, bias=bias)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, asked = inputs
     ctx.backend = asked.backend if isinstance(asked, Request) else asked
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """(dx, db, dbias) for `grad` [R, N] in the places of x, b and bias. In torch operators, all deterministic."""
     x, b, rows, offs, bias = ctx.saved_tensors
     needs = ctx.needs_input_grad
@@ -120,7 +117,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return dx, db, None, None, dbias, None
 
 
-def _second(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _second(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """`_backward` of create_graph=True."""
     x, b, rows, offs, bias = ctx.saved_tensors
     dx, db, dbias = gradients_of(partial(_formula, rows, offs), (x, b, bias), grad)

@@ -13,9 +13,9 @@ L2 as far as it reaches. Row sums are made by one program each, in a fixed order
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward, deinterleave
 from expertile.ops.launch.device import on_kernels
@@ -177,7 +177,7 @@ def _cut(cols: int, config: Config) -> tuple[int, int, bool]:
     return max(1, config.elements // across), across, cols % across == 0
 
 
-def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def gather_rows(x: Tensor, rows: Tensor, offs: Tensor) -> Tensor:
     """x[rows], a fresh contiguous [R, K]; rows past offs[-1] are left as they come."""
     x = x if x.stride(1) == 1 else x.contiguous()
     count, cols = rows.shape[0], x.shape[1]
@@ -190,14 +190,12 @@ def gather_rows(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor) -> torc
     return out
 
 
-def ordered(x: torch.Tensor, rows: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def ordered(x: Tensor, rows: Tensor, offs: Tensor) -> Tensor:
     """`gather_rows`, by torch where the kernels do not run."""
     return gather_rows(x, rows, offs) if on_kernels(x) else x.index_select(0, rows)
 
 
-def gated_activation(
-    pre: torch.Tensor, offs: torch.Tensor, act: torch.Tensor, activation: str, interleaved: bool
-) -> None:
+def gated_activation(pre: Tensor, offs: Tensor, act: Tensor, activation: str, interleaved: bool) -> None:
     """act [R, I] = f(pre [R, 2I]), both contiguous."""
     count, inner = act.shape
     tile = _cut(inner, ACTIVATION)
@@ -207,14 +205,14 @@ def gated_activation(
 
 
 def gated_backward(
-    a: torch.Tensor,
-    pre: torch.Tensor,
-    slots: torch.Tensor,
-    weights: torch.Tensor,
-    offs: torch.Tensor,
-    dpre: torch.Tensor,
-    act_w: torch.Tensor,
-    dweights: torch.Tensor,
+    a: Tensor,
+    pre: Tensor,
+    slots: Tensor,
+    weights: Tensor,
+    offs: Tensor,
+    dpre: Tensor,
+    act_w: Tensor,
+    dweights: Tensor,
     activation: str,
     interleaved: bool,
 ) -> None:
@@ -227,7 +225,7 @@ def gated_backward(
     launch(_backward_kernel, -(-count // tile[0]), tensors, scalars, constants, num_warps=BACKWARD.num_warps)
 
 
-def add_row_sums(sums: torch.Tensor, slots: torch.Tensor, offs: torch.Tensor, dweights: torch.Tensor) -> None:
+def add_row_sums(sums: Tensor, slots: Tensor, offs: Tensor, dweights: Tensor) -> None:
     """dweights[slots[r]] = Σ_n sums[n, r] for r < offs[-1], in order of n; sums [tiles, R] float32."""
     tiles, rows = sums.shape
     numbers = (offs.shape[0], rows, tiles)

@@ -136,15 +136,7 @@ class GatherProblem:
 
 def describe(
     product: Product,
-    a_fields: tuple[Any, ...],
-    b_fields: tuple[Any, ...],
-    offs_fields: tuple[Any, ...],
-    rows_fields: tuple[Any, ...] | None = None,
-    bias_fields: tuple[Any, ...] | None = None,
-    slots_fields: tuple[Any, ...] | None = None,
-    weights_fields: tuple[Any, ...] | None = None,
-    pre_fields: tuple[Any, ...] | None = None,
-    *,
+    *fields: tuple[Any, ...] | None,
     activation: str = "",
     interleaved: bool = False,
     save_pre: bool = True,
@@ -152,12 +144,13 @@ def describe(
     allow_tf32: bool = False,
     names: tuple[str, str] = ("x", "b"),
 ) -> GatherProblem:
-    """Validate operands that are `described` (as in `grouped_mm.problem`), without looking at values.
+    """Validate operands that are `described` (as in `grouped_mm.problem`), without looking at values. `fields`: of
+    those of `backend.Operands`, in their order.
 
     `names`: what the caller calls a and b. For BACKWARD b is the down-projection transposed to [E, H, I].
     Raises ValueError naming the argument, what was expected and what came.
     """
-    a, b, offs, rows = descriptions(a_fields, b_fields, offs_fields, rows_fields)
+    a, b, offs, rows, bias, slots, weights, pre = descriptions(*fields)
     assert a is not None and b is not None and offs is not None
     name_a, name_b = names
     wgrad = product is Product.WGRAD
@@ -197,16 +190,15 @@ def describe(
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if product is Product.GATED and n % 2:
         raise ValueError(f"{name_b}: expected an even last dimension (gate and up columns), got {n}")
-    if bias_fields is not None:
-        check_bias(Layout.RAGGED_M, Description(*bias_fields), groups, n, a, name_a)
+    if bias is not None:
+        check_bias(Layout.RAGGED_M, bias, groups, n, a, name_a)
     weights_shape: tuple[int, ...] = ()
     if product is Product.BACKWARD:
-        assert slots_fields and weights_fields and pre_fields
-        weights = Description(*weights_fields)
-        _check_backward(Description(*slots_fields), weights, Description(*pre_fields), rows, a, total, n)
+        assert slots and weights and pre
+        _check_backward(slots, weights, pre, rows, a, total, n)
         weights_shape = tuple(weights.shape)
     tokens = tokens_of.shape[0] if rows is not None else total
-    memory = (tuple(a.strides), tuple(b.strides), gathered, a.aligned, b.aligned, bias_fields is not None)
+    memory = (tuple(a.strides), tuple(b.strides), gathered, a.aligned, b.aligned, bias is not None)
     epilogue = (activation, interleaved, save_pre, weights_shape)
     return GatherProblem(product, groups, m, n, k, tokens, a.dtype, *memory, *epilogue, a.device.type, allow_tf32)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from expertile.device import Device
 from expertile.ops import backend as backends
@@ -24,23 +25,23 @@ from expertile.ops.torch_op import Placements, define, no_options, traced
 
 
 def grouped_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     *,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str = "auto",
     config: Any = None,
     check: bool = False,
     batch_invariant: bool = False,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     accumulate: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """`expertile.grouped_mm`, which says what the arguments are, where b is a tensor."""
-    if batch_invariant and isinstance(b, torch.Tensor) and b.dim() == 2:
+    if batch_invariant and isinstance(b, Tensor) and b.dim() == 2:
         raise ValueError("batch_invariant: expected False unless b is 3-D and rows of a are tokens, got a 2-D b")
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or bias is not None:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or bias is not None:
         require_tensors({"bias": bias}, a=a, b=b)
     kind = "cuda" if a.is_cuda else a.device.type
     if out is not None or accumulate:
@@ -66,11 +67,11 @@ def grouped_mm(
 
 
 def explain(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    a: Tensor,
+    b: Tensor,
     *,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Explanation:
     """Which backend `grouped_mm` would use for these operands, why, what bounds it, and what the others would take.
@@ -82,12 +83,7 @@ def explain(
 
 
 def _given_out(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    accumulate: bool,
-    out_dtype: torch.dtype | None,
+    a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, accumulate: bool, out_dtype: torch.dtype | None
 ) -> torch.dtype:
     """The dtype of `out`, which is to take the result; `forward` looks at its shape."""
     if out is None:
@@ -104,13 +100,11 @@ def _given_out(
     return out.dtype
 
 
-def _autocast(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _autocast(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """What torch.autocast does to a matrix product: floating operands in the autocast dtype."""
     dtype = torch.get_autocast_dtype(a.device.type)
 
-    def cast(x: torch.Tensor) -> torch.Tensor:
+    def cast(x: Tensor) -> Tensor:
         return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
     return cast(a), cast(b), None if bias is None else cast(bias)
@@ -128,15 +122,15 @@ _planned = planner(Problem.from_descriptions, select)
 
 
 def forward(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     request: Request = AUTO,
-    out: torch.Tensor | None = None,
+    out: Tensor | None = None,
     accumulate: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     if measures := request.backend == MEASURE:
         if request.config is not None or request.batch_invariant:
             raise ValueError(
@@ -173,12 +167,12 @@ def forward(
     return chosen.run(problem, operands, config, out)
 
 
-def _kernel(*arguments: Any) -> torch.Tensor:
+def _kernel(*arguments: Any) -> Tensor:
     a, b, offs, bias, out_dtype, name, batch_invariant = arguments
     return forward(a, b, offs, bias, out_dtype, Request(name, None, batch_invariant))
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor, offs: Any, bias: Any, out_dtype: torch.dtype | None, *_: Any) -> Any:
+def _fake(a: Tensor, b: Tensor, offs: Any, bias: Any, out_dtype: torch.dtype | None, *_: Any) -> Any:
     m, n = a.shape[-2], b.shape[-1]
     if a.dim() == 3 and b.dim() == 3:
         shape: tuple[Any, ...] = (a.shape[0], m, n)
@@ -191,7 +185,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor, offs: Any, bias: Any, out_dtype: tor
     return a.new_empty(shape, dtype=a.dtype if out_dtype is None else out_dtype)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     a, b, offs, bias, _, ctx.backend, ctx.batch_invariant = inputs
     ctx.save_for_backward(a, b, offs, bias)
 
@@ -222,7 +216,7 @@ def _sharding(a: Any, b: Any, offs: Any, bias: Any, out_dtype: Any, *_: Any) -> 
     return [([out], [x, y, ends, None if bias is None else z, None, None, None]) for out, x, y, z in ways]
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     a, b, offs, bias = ctx.saved_tensors
 
     def product(batch_invariant: bool) -> Product:

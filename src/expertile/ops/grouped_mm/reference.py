@@ -1,18 +1,15 @@
 """The definition of right: one float32 (or float64) product per group, in a loop."""
 
 import torch
+from torch import Tensor
 
 from expertile.ops.grouped_mm.problem import tf32_allowed
 from expertile.ragged import sizes_from_offs
 
 
 def reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """The grouped product of `a` and `b` accumulated and returned in `dtype`; shapes as in `Problem`.
 
     Rows (RAGGED_M) or columns (RAGGED_N) past offs[-1] are NaN, so that no comparison takes them for results.
@@ -27,10 +24,8 @@ def reference(
         torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
-def _loop(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
-    def product(x: torch.Tensor, y: torch.Tensor, group: int) -> torch.Tensor:
+def _loop(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def product(x: Tensor, y: Tensor, group: int) -> Tensor:
         out = x.to(dtype) @ y.to(dtype)
         return out if bias is None else out + bias[group].to(dtype)
 

@@ -24,6 +24,7 @@ from typing import Any, overload
 
 import torch
 import triton
+from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.checks import check_dims, check_index, require_tensors
@@ -32,16 +33,15 @@ from expertile.ops.quantize import launch as kernels
 from expertile.ops.rows.config import check_input
 from expertile.ops.torch_op import define, traced
 
-Both = tuple[Fp8Blocks, Fp8Blocks, torch.Tensor]
-Optional = torch.Tensor | None
+Both = tuple[Fp8Blocks, Fp8Blocks, Tensor]
 
 
-def _on_kernels(x: torch.Tensor) -> bool:
+def _on_kernels(x: Tensor) -> bool:
     """Whether the Triton kernels serve x: on a GPU that converts to e4m3, or interpreted."""
     return capability(x.get_device()) >= (8, 9) if x.is_cuda else triton.knobs.runtime.interpret
 
 
-def _computed(x: torch.Tensor, source: str, weight: Optional, eps: float) -> torch.Tensor:
+def _computed(x: Tensor, source: str, weight: Tensor | None, eps: float) -> Tensor:
     """What is quantised, [..., K] float32, in plain torch."""
     wide = x.float()
     if source == "plain":
@@ -56,14 +56,14 @@ def _computed(x: torch.Tensor, source: str, weight: Optional, eps: float) -> tor
     return torch.nn.functional.silu(gate) * up
 
 
-def _rows(x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool) -> kernels.Quantized:
+def _rows(x: Tensor, source: str, weight: Tensor | None, eps: float, power_of_two: bool) -> kernels.Quantized:
     if _on_kernels(x):
         return kernels.quantize_rows(x, source, weight, eps, power_of_two)
     made = Fp8Blocks.quantize(_computed(x, source, weight, eps), (1, 128), power_of_two)
     return made.values, kernels.scales_like(x, made.scales.shape[-1]).copy_(made.scales)
 
 
-def _per_row(x: torch.Tensor) -> kernels.Quantized:
+def _per_row(x: Tensor) -> kernels.Quantized:
     if x.numel() == 0:  # no largest element of a row without any
         return x.to(torch.float8_e4m3fn), torch.ones((*x.shape[:-1], 1), device=x.device)
     if _on_kernels(x) and x.shape[-1] <= kernels.MOST_IN_ROW:
@@ -73,8 +73,8 @@ def _per_row(x: torch.Tensor) -> kernels.Quantized:
 
 
 def _tokens(
-    x: torch.Tensor, offs: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, *, both: bool
-) -> tuple[torch.Tensor, ...]:
+    x: Tensor, offs: Tensor, source: str, weight: Tensor | None, eps: float, power_of_two: bool, *, both: bool
+) -> tuple[Tensor, ...]:
     """(values, scales,) transposed values, transposed scales, offs: the first two only if `both`."""
     if _on_kernels(x):
         rows, turned, ends = kernels.quantize_tokens(x, offs, source, weight, eps, power_of_two, both)
@@ -88,44 +88,44 @@ def _tokens(
     return rows_made.values, kernels.scales_like(x, rows_made.scales.shape[1]).copy_(rows_made.scales), *turned, ends
 
 
-def _weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
+def _weights(w: Tensor, power_of_two: bool) -> kernels.Quantized:
     if _on_kernels(w):
         return kernels.quantize_weights(w, power_of_two)
     made = Fp8Blocks.quantize(w, (128, 128), power_of_two)
     return made.values, made.scales.contiguous()
 
 
-def _fake_rows(x: torch.Tensor, source: str, *_: object) -> kernels.Quantized:
+def _fake_rows(x: Tensor, source: str, *_: object) -> kernels.Quantized:
     k = kernels.width(x, source)
     values = x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn)
     return values, kernels.scales_like(x, (k + 127) // 128)
 
 
-def _fake_per_row(x: torch.Tensor) -> kernels.Quantized:
+def _fake_per_row(x: Tensor) -> kernels.Quantized:
     return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
-def _fake_turned(x: torch.Tensor, offs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fake_turned(x: Tensor, offs: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     room = (x.shape[0] + 127 * offs.shape[0]) // 128
     turned = x.new_empty((k, room * 128), dtype=torch.float8_e4m3fn)
     return turned, x.new_empty((room, k), dtype=torch.float32).t(), torch.empty_like(offs)
 
 
-def _fake_both(x: torch.Tensor, offs: torch.Tensor, source: str, *_: object) -> tuple[torch.Tensor, ...]:
+def _fake_both(x: Tensor, offs: Tensor, source: str, *_: object) -> tuple[Tensor, ...]:
     return *_fake_rows(x, source), *_fake_turned(x, offs, kernels.width(x, source))
 
 
-def _fake_weights(w: torch.Tensor, power_of_two: bool) -> kernels.Quantized:
+def _fake_weights(w: Tensor, power_of_two: bool) -> kernels.Quantized:
     n, k = w.shape[-2:]
     scales = w.new_empty((*w.shape[:-2], (n + 127) // 128, (k + 127) // 128), dtype=torch.float32)
     return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), scales
 
 
-def _both(x: torch.Tensor, offs: torch.Tensor, *how: Any) -> tuple[torch.Tensor, ...]:
+def _both(x: Tensor, offs: Tensor, *how: Any) -> tuple[Tensor, ...]:
     return _tokens(x, offs, *how, both=True)
 
 
-def _turned(x: torch.Tensor, offs: torch.Tensor, power_of_two: bool) -> tuple[torch.Tensor, ...]:
+def _turned(x: Tensor, offs: Tensor, power_of_two: bool) -> tuple[Tensor, ...]:
     return _tokens(x, offs, "plain", None, 0.0, power_of_two, both=False)
 
 
@@ -150,14 +150,14 @@ _call_weights = define("quantize_weights", _weights, fake=_fake_weights)
 
 def _check(name: str, x: object, dims: int | None = None) -> None:
     check_input(name, x)
-    assert isinstance(x, torch.Tensor)
+    assert isinstance(x, Tensor)
     if dims is None and x.dim() < 2:
         raise ValueError(f"{name}: expected at least 2 dimensions, got shape {list(x.shape)}")
     if dims is not None:
         check_dims(name, x, dims)
 
 
-def _check_offs(offs: torch.Tensor, x: torch.Tensor) -> None:
+def _check_offs(offs: Tensor, x: Tensor) -> None:
     require_tensors({}, offs=offs)
     check_index("offs", offs, x, "x")
     if offs.shape[0] == 0:
@@ -165,7 +165,7 @@ def _check_offs(offs: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def _quantized(
-    x: torch.Tensor, source: str, weight: Optional, eps: float, power_of_two: bool, offs: Optional
+    x: Tensor, source: str, weight: Tensor | None, eps: float, power_of_two: bool, offs: Tensor | None
 ) -> Fp8Blocks | Both:
     _check("x", x, None if offs is None else 2)
     if source.startswith("swiglu") and x.shape[-1] % 2:
@@ -179,10 +179,10 @@ def _quantized(
 
 
 @overload
-def quantize_activations(x: torch.Tensor, *, offs: None = None, power_of_two: bool = False) -> Fp8Blocks: ...
+def quantize_activations(x: Tensor, *, offs: None = None, power_of_two: bool = False) -> Fp8Blocks: ...
 @overload
-def quantize_activations(x: torch.Tensor, *, offs: torch.Tensor, power_of_two: bool = False) -> Both: ...
-def quantize_activations(x: torch.Tensor, *, offs: Optional = None, power_of_two: bool = False) -> Fp8Blocks | Both:
+def quantize_activations(x: Tensor, *, offs: Tensor, power_of_two: bool = False) -> Both: ...
+def quantize_activations(x: Tensor, *, offs: Tensor | None = None, power_of_two: bool = False) -> Fp8Blocks | Both:
     """x in e4m3 with a scale for each 1×128: what `scaled_grouped_mm` takes as its rows.
 
     Args:
@@ -207,7 +207,7 @@ def quantize_activations(x: torch.Tensor, *, offs: Optional = None, power_of_two
     return _quantized(x, "plain", None, 0.0, power_of_two, offs)
 
 
-def quantize_per_row(x: torch.Tensor) -> Fp8Blocks:
+def quantize_per_row(x: Tensor) -> Fp8Blocks:
     """x in e4m3 with one scale for each row: `Fp8Blocks.quantize(x, (1, K))` in one pass.
 
     x [..., K], at least 2 dimensions; float32, bfloat16 or float16. Returns `Fp8Blocks` of values [..., K] and scales
@@ -225,14 +225,12 @@ def quantize_per_row(x: torch.Tensor) -> Fp8Blocks:
 
 @overload
 def quantize_swiglu(
-    x: torch.Tensor, *, interleaved: bool = False, offs: None = None, power_of_two: bool = False
+    x: Tensor, *, interleaved: bool = False, offs: None = None, power_of_two: bool = False
 ) -> Fp8Blocks: ...
 @overload
+def quantize_swiglu(x: Tensor, *, interleaved: bool = False, offs: Tensor, power_of_two: bool = False) -> Both: ...
 def quantize_swiglu(
-    x: torch.Tensor, *, interleaved: bool = False, offs: torch.Tensor, power_of_two: bool = False
-) -> Both: ...
-def quantize_swiglu(
-    x: torch.Tensor, *, interleaved: bool = False, offs: Optional = None, power_of_two: bool = False
+    x: Tensor, *, interleaved: bool = False, offs: Tensor | None = None, power_of_two: bool = False
 ) -> Fp8Blocks | Both:
     """silu(gate) · up of a pre-activation, quantised as by `quantize_activations`: the rows of the down projection.
 
@@ -245,14 +243,19 @@ def quantize_swiglu(
 
 @overload
 def quantize_rms_norm(
-    x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: None = None, power_of_two: bool = False
+    x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, offs: None = None, power_of_two: bool = False
 ) -> Fp8Blocks: ...
 @overload
 def quantize_rms_norm(
-    x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: torch.Tensor, power_of_two: bool = False
+    x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, offs: Tensor, power_of_two: bool = False
 ) -> Both: ...
 def quantize_rms_norm(
-    x: torch.Tensor, weight: Optional = None, *, eps: float = 1e-6, offs: Optional = None, power_of_two: bool = False
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    offs: Tensor | None = None,
+    power_of_two: bool = False,
 ) -> Fp8Blocks | Both:
     """x · rstd · weight, rstd = 1 / sqrt(mean of squares of a row + eps), quantised as by `quantize_activations`.
 
@@ -261,7 +264,7 @@ def quantize_rms_norm(
     """
     if weight is not None:
         check_input("weight", weight)
-        if isinstance(x, torch.Tensor) and x.dim() and (weight.shape != x.shape[-1:] or weight.device != x.device):
+        if isinstance(x, Tensor) and x.dim() and (weight.shape != x.shape[-1:] or weight.device != x.device):
             raise ValueError(
                 f"weight: expected shape {[x.shape[-1]]} on {x.device}, got {list(weight.shape)} on {weight.device}"
             )
@@ -269,9 +272,7 @@ def quantize_rms_norm(
     return _quantized(x, "rms_norm", weight, float(eps), power_of_two, offs)
 
 
-def quantize_tokens(
-    x: torch.Tensor, offs: torch.Tensor, *, power_of_two: bool = False
-) -> tuple[Fp8Blocks, torch.Tensor]:
+def quantize_tokens(x: Tensor, offs: Tensor, *, power_of_two: bool = False) -> tuple[Fp8Blocks, Tensor]:
     """The transposed copy alone, and its offs: `Fp8Blocks.quantize_tokens` in one pass.
 
     x [T, K], offs [G] int32 on its device -> (values [K, P], scales [K, P / 128], ends [G]); see
@@ -283,7 +284,7 @@ def quantize_tokens(
     return Fp8Blocks(values, scales), ends
 
 
-def quantize_weights(w: torch.Tensor, *, power_of_two: bool = False) -> Fp8Blocks:
+def quantize_weights(w: Tensor, *, power_of_two: bool = False) -> Fp8Blocks:
     """w [..., N, K] in e4m3 with a scale for each 128×128: `Fp8Blocks.quantize(w, (128, 128))` in one pass.
 
     float32, bfloat16 or float16; the last blocks may be cut off by the edges. Values [..., N, K], scales

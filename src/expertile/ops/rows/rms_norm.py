@@ -11,23 +11,23 @@ float32 inside. The kernels and their limits are layer norm's (layer_norm.py), w
 2 * R * C * itemsize bytes (twice that with a residual), backward 3 * R * C * itemsize; memory limits both.
 """
 
-import torch
+from torch import Tensor
 
 from expertile.ops.rows.config import RowConfig
 from expertile.ops.rows.norm_autograd import asked_for, normalize, row_norm_backward
 
 
 def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     eps: float = 1e-6,
-    residual: torch.Tensor | None = None,
+    residual: Tensor | None = None,
     return_stats: bool = False,
     config: RowConfig | None = None,
     backward_config: RowConfig | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
+) -> Tensor | tuple[Tensor, ...]:
     """Divide the last dimension by its root mean square; values and gradients as
     `torch.nn.functional.rms_norm(x, (C,), weight, eps)`, and a bias if there is one.
 
@@ -54,14 +54,8 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    dy: torch.Tensor,
-    h: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    rstd: torch.Tensor,
-    *,
-    dsum: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    dy: Tensor, h: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, *, dsum: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(dh, dweight, dbias) from what `rms_norm` saw and returned: h [..., C] the normalised input (the sum, with a
     residual), rstd [...] float32, dsum the gradient of the sum. For those who keep their own graph; autograd calls it
     otherwise. Not checked."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import torch
 import triton
+from torch import Tensor
 
 from expertile.device import Device
 from expertile.ops.backend import Request
@@ -49,9 +49,7 @@ def _planned(problem: GatherProblem, config: Config, device: int) -> tuple[Probl
     return inner, *select(inner, on, Request(config.grouped, None, config.batch_invariant))
 
 
-def _product(
-    problem: GatherProblem, operands: Operands, config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> None:
+def _product(problem: GatherProblem, operands: Operands, config: Config, a: Tensor, b: Tensor, out: Tensor) -> None:
     inner, backend, chosen = _planned(problem, config, a.get_device())
     backend.run(inner, GroupedOperands(a, b, operands.offs, operands.bias), chosen, out)
 
@@ -79,7 +77,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         )
 
 
-def _wgrad(problem: GatherProblem, operands: Operands, config: Config, out: torch.Tensor) -> None:
+def _wgrad(problem: GatherProblem, operands: Operands, config: Config, out: Tensor) -> None:
     a, b, rows = operands.a, operands.b, operands.rows
     if rows is None:
         _product(problem, operands, config, a.t(), b, out)

@@ -10,6 +10,7 @@ G x L instead of `rows` in the product, in FLOPs as well. What limits it: the lo
 """
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from expertile.device import Device
@@ -45,7 +46,7 @@ def _supports(problem: Problem, device: Device) -> str | None:
     return None
 
 
-def _padded_rows(offs: torch.Tensor, used: int, longest: int) -> torch.Tensor:
+def _padded_rows(offs: Tensor, used: int, longest: int) -> Tensor:
     """Index [used] of each row in the padded buffer [G * longest]: row r of group g goes to g * longest + r - start.
 
     Computed on the device from `offs`, so that it can be captured in a CUDA graph.
@@ -55,14 +56,7 @@ def _padded_rows(offs: torch.Tensor, used: int, longest: int) -> torch.Tensor:
     return torch.add(row - pad(offs, (1, 0))[group], group, alpha=longest)
 
 
-def _ragged_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    offs: torch.Tensor,
-    sizes: tuple[int, ...],
-    out: torch.Tensor,
-) -> None:
+def _ragged_rows(a: Tensor, b: Tensor, bias: Tensor | None, offs: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
     """out [rows, N] = a [rows, K] @ b [G, K, N], group by group; rows past the last group are left alone."""
     used, longest, groups = sum(sizes), max(sizes, default=0), len(sizes)
     if used == 0:
@@ -86,9 +80,7 @@ def _ragged_rows(
         out[:used] = out_padded.flatten(0, 1)[index]
 
 
-def _ragged_sum(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, sizes: tuple[int, ...], out: torch.Tensor
-) -> None:
+def _ragged_sum(a: Tensor, b: Tensor, offs: Tensor, sizes: tuple[int, ...], out: Tensor) -> None:
     """out [G, M, N] = a [M, rows] @ b [rows, N], summed over the rows of each group."""
     used, longest, groups = sum(sizes), max(sizes), len(sizes)
     if used == 0:
@@ -102,7 +94,7 @@ def _ragged_sum(
     multiply(at.unflatten(0, equal).transpose(1, 2), b.unflatten(0, equal), None, out)
 
 
-def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
+def _run(problem: Problem, operands: Operands, config: NoConfig, out: Tensor | None) -> Tensor:
     a, b, offs, bias = operands.a, operands.b, operands.offs, operands.bias
     out = new_out(problem, operands, out)
     if problem.layout is Layout.BATCHED:
