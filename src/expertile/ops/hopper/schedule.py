@@ -10,10 +10,8 @@ shared memory. No barrier tells that a slot has been read, because SLOTS >= STAG
 tile when it has filled the first stage of the tile before; all but the last STAGES have then been multiplied. A
 consumer reads a tile's number, and the other consumer's number before, before it multiplies the tile.
 
-On an H200, 128 groups of about 2048 rows, 4096 -> 2048 (Nsight Compute): dynamic, 128x256 tiles read 5.2 GB from memory
-and 128x128 tiles 5.7 GB; static, 128x128 tiles read 11.6 GB. cuBLAS reads 3.2 GB for one dense product of that size.
-But programs that run side by side no longer have neighbouring tiles: L2 answers a third more requests (62.7 GB against
-46.4 GB), and small tiles lose more by that than they gain.
+Dynamic, less is read from memory, but programs that run side by side no longer have neighbouring tiles: L2 answers more
+requests, and small tiles lose more by that than they gain (figures: docs/notes/ladder.md).
 
 `p` is the kernel's context, with DYNAMIC, tile_counter (pointer to an int32 that is zero when the kernel begins), queue
 and queued (the slots, and a barrier for each).
@@ -28,13 +26,17 @@ _LANES: gl.constexpr = gl.constexpr(32)
 
 
 @gluon.jit
-def make_queue():
-    """(queue, queued): the slots and their barriers. To be called before `fence_async_shared` of the kernel's start."""
-    queue = gl.allocate_shared_memory(gl.int32, [SLOTS, _LANES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    queued = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(SLOTS):
-        mbarrier.init(queued.index(s), count=1)
-    return queue, queued
+def make_queue(DYNAMIC: gl.constexpr, barriers):
+    """(queue, queued): the slots and their barriers; `barriers` for both where there is no queue. To be called before
+    `fence_async_shared` of the kernel's start."""
+    if DYNAMIC:
+        queue = gl.allocate_shared_memory(gl.int32, [SLOTS, _LANES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        queued = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+        for s in gl.static_range(SLOTS):
+            mbarrier.init(queued.index(s), count=1)
+        return queue, queued
+    else:
+        return barriers, barriers
 
 
 @gluon.jit

@@ -97,7 +97,7 @@ def test_shared_cases(case: Case) -> None:
 
 MUTANTS = {
     "a stage is freed before its wgmma is done": Fault(
-        "_multiply", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)"), nth=-1
+        "multiply_rest", "mbarrier.arrive(_.empty.index(_), ...)", before("warpgroup_mma_wait(0, ...)"), nth=-1
     ),
     "no fence between cp.async and wgmma": Fault("_batch", '_.GATHERED != "" and _.FENCED', "False"),
     "no fence before the TMA store": Fault("_store", "fence_async_shared()"),
@@ -111,8 +111,8 @@ MUTANTS = {
     "the last row's group is mistaken": Fault("_tokens", "gl.minimum(_, m_.M)", "m_.M + 8"),
     "rows without token are read": Fault("_fill_gathered", "a_ >= 0", "a_ >= -1"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
-    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "2 * _steps(p_)", "_steps(p_)"),
-    "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
+    "the other consumer's steps are not counted": Fault("_consumer_pingpong", "2 * steps_of(...)", "steps_of(p, p.K)"),
+    "the ordered barrier is not arrived at": Fault("multiply_rest", "mbarrier.arrive(_.order.index(_), ...)"),
     "the pieces of a result lie on one another": Fault("_store", "a_ + _ * _", "a_", nth=...),
     "a store's buffer is reused at once": Fault("_buffer", "tma.store_wait(_)", "tma.store_wait(8)"),
     "one row too many is stored": Fault("_store", "[WRAP, a_, b_, HALF, c_]", "[WRAP, a_, b_ - 1, HALF, c_]"),

@@ -100,23 +100,23 @@ def test_shared_cases(case: Case) -> None:
 _ARRIVE = "mbarrier.arrive(_.empty.index(_), ...)"
 _WAIT = "warpgroup_mma_wait(0, ...)"
 MUTANTS = {
-    "a stage is freed before its wgmma is done": Fault("_multiply", _ARRIVE, before(_WAIT), nth=-1),
+    "a stage is freed before its wgmma is done": Fault("multiply_rest", _ARRIVE, before(_WAIT), nth=-1),
     "no fence before the TMA store": Fault("store_tile", "fence_async_shared()"),
     "the producer starts on phase 0": Fault("produce", "a_ = 1", "a_ = 0"),
     "a consumer mistakes its phase": Fault("_multiply", "_ // _.STAGES & 1", "0"),
     "a skipping consumer keeps the stages": Fault("skip", _ARRIVE),
     "the other consumer's steps are not counted": Fault(
-        "_consumer_pingpong", "_steps(_, _k_length(...))", "0 * all_", nth=...
+        "_consumer_pingpong", "steps_of(_, _k_length(...))", "0 * all_", nth=...
     ),
-    "an empty group has no step": Fault("_steps", "gl.maximum(k_, 1)", "k_"),
+    "an empty group has no step": Fault("steps_of", "gl.maximum(k_, 1)", "k_"),
     "a tile is stored where the next one belongs": Fault(
         "_consumer_split", "_store(p_, a_, place, ...)", "_store(p_, a_, next_place, ...)"
     ),
-    "the ordered barrier is not arrived at": Fault("_multiply", "mbarrier.arrive(_.order.index(_), ...)"),
+    "the ordered barrier is not arrived at": Fault("multiply_rest", "mbarrier.arrive(_.order.index(_), ...)"),
     "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(_)", "tma.store_wait(8)"),
     "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),
-    "the accumulator is read early": Fault("_multiply", _WAIT),
+    "the accumulator is read early": Fault("multiply_rest", _WAIT),
     "expected bytes leave out b": Fault("_fill", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
     "boxes without rows are loaded": Fault("_fill", "_load(..., _ < _)", "_load(..., True)"),
     "boxes without rows are expected": Fault(

@@ -30,7 +30,7 @@ from expertile.ops.gathered_mm.backends._gluon_producer import fill_in_order, pr
 from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import make_barriers, slots
-from expertile.ops.hopper.ring import advance, skip
+from expertile.ops.hopper.ring import multiply_rest, skip, steps_of
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.tiles import make_plan, place_of
 
@@ -95,33 +95,12 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
 
 @gluon.jit
 def _multiply(p, step, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
-    """One tile's K loop, from the ring's step number `step`.
-
-    NEXT: the consumer that is next in order; None if the consumers run freely. This consumer arrives for NEXT when its
-    last products are queued, not when they are done: NEXT's products are there when the tensor cores come free. It
-    arrives no earlier, because the phases of `full` are ambiguous to NEXT until this tile's have all been seen.
-    """
+    """One tile's K loop, from the ring's step number `step`. NEXT: as in `multiply_rest`."""
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
     acc = _batch(p, acc, i, phase, PART, True)
-    for _k in range(p.BLOCK_K, p.K, p.BLOCK_K):
-        i, phase = advance(p, i, phase)
-        acc = _batch(p, acc, i, phase, PART, False)
-        # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
-        # drops a loop-carried name that starts as an alias of another.)
-        mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
-    if NEXT is not None:
-        mbarrier.arrive(p.order.index(NEXT), count=1)
-    acc = warpgroup_mma_wait(0, (acc,))
-    mbarrier.arrive(p.empty.index(i), count=1)
-    return acc
-
-
-@gluon.jit
-def _steps(p):
-    """Steps of a tile."""
-    return (gl.maximum(p.K, 1) + p.BLOCK_K - 1) // p.BLOCK_K
+    return multiply_rest(p, _batch, acc, i, phase, p.K, PART, NEXT)
 
 
 @gluon.jit
@@ -136,7 +115,7 @@ def _store_tile(p, acc, place, tile, PART: gl.constexpr, CONSUMER: gl.constexpr,
 @gluon.jit
 def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     plan = make_plan(p)
-    steps = _steps(p)
+    steps = steps_of(p, p.K)
     t = gl.program_id(0)
     number = 0
     place = place_of(p, plan, t)
@@ -173,7 +152,7 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     step = 0
     t = gl.program_id(0)
     if CONSUMER == 1:
-        step += _steps(p)
+        step += steps_of(p, p.K)
         t = take(p, 1, t + gl.num_programs(0))
     place = place_of(p, plan, t)
     while t < plan.total:
@@ -192,7 +171,7 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
             store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
         else:
             _store_tile(p, acc, place, tile, 0, CONSUMER, mma_layout)
-        step += 2 * _steps(p)
+        step += 2 * steps_of(p, p.K)
         tile += 1
         t = after
         place = next_place
@@ -260,10 +239,7 @@ def gathered_mm_kernel(
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
     full, empty = make_barriers(SHAPE.STAGES, 129 if SHAPE.GATHERED != "" else 1, SHAPE.BLOCK_M // SHAPE.ROWS)
     order, loaded = make_barriers(2, 1, 1)
-    if SHAPE.DYNAMIC:
-        queue, queued = make_queue()
-    else:
-        queue, queued = empty, empty
+    queue, queued = make_queue(SHAPE.DYNAMIC, empty)
     fence_async_shared()
     if SHAPE.MASKED:
         # Memory of the kernel before is touched only after this; the kernel after may begin to set itself up.

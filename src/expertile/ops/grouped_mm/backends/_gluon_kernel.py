@@ -22,7 +22,7 @@ from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.load import produce
 from expertile.ops.hopper.prologue import begin, make_barriers, prefetch_descriptors, slots, specialise
-from expertile.ops.hopper.ring import advance, skip
+from expertile.ops.hopper.ring import multiply_rest, skip, steps_of
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.store import bias_of, store_tile
 from expertile.ops.hopper.tiles import WRAP, k_range, make_plan, place_of
@@ -130,20 +130,9 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def _steps(p, k_len):
-    """Steps of a K loop. An empty group has one, of zeros from outside its descriptors."""
-    return (gl.maximum(k_len, 1) + p.BLOCK_K - 1) // p.BLOCK_K
-
-
-@gluon.jit
 def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.constexpr, mma_layout: gl.constexpr):
     """One tile's K loop, from the ring's step number `step`; and this program's tile number `number`, which is t where
-    that is known beforehand: which it is, and where.
-
-    NEXT: the consumer that is next in order; None if the consumers run freely. This consumer arrives for NEXT when its
-    last products are queued, not when they are done: NEXT's products are there when the tensor cores come free. It
-    arrives no earlier, because the phases of `full` are ambiguous to NEXT until this tile's have all been seen.
-    """
+    that is known beforehand: which it is, and where. NEXT: as in `multiply_rest`."""
     i = step % p.STAGES
     phase = (step // p.STAGES) & 1
     acc = gl.zeros((p.ROWS, p.BLOCK_N), gl.float32, mma_layout)
@@ -152,16 +141,7 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
         # Looked up while the tensor cores are busy.
         after = take(p, number, t)
         place = place_of(p, plan, after)
-    for _k in range(p.BLOCK_K, k_len, p.BLOCK_K):
-        i, phase = advance(p, i, phase)
-        acc = _batch(p, acc, i, phase, PART, False)
-        # The batch before this one is done, so its stage is free. (Computed, not carried as `previous = i`: Triton 3.6
-        # drops a loop-carried name that starts as an alias of another.)
-        mbarrier.arrive(p.empty.index(gl.where(i == 0, p.STAGES - 1, i - 1)), count=1)
-    if NEXT is not None:
-        mbarrier.arrive(p.order.index(NEXT), count=1)
-    acc = warpgroup_mma_wait(0, (acc,))
-    mbarrier.arrive(p.empty.index(i), count=1)
+    acc = multiply_rest(p, _batch, acc, i, phase, k_len, PART, NEXT)
     if NEXT is not None:
         # Looked up while the other consumer keeps them busy.
         after = take(p, number, t)
@@ -198,7 +178,7 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     place = place_of(p, plan, t)
     while t < plan.total:
         number += 1
-        steps = _steps(p, place.k_len)
+        steps = steps_of(p, place.k_len)
         if CONSUMER == 1:
             # The late start that puts one consumer's stores beside the other's products. It lasts: the
             # consumer that stores leaves the tensor cores to the other and falls behind by as much.
@@ -228,7 +208,7 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
     step = 0
     t = gl.program_id(0)
     if CONSUMER == 1:
-        step += _steps(p, _k_length(p, plan, t))
+        step += steps_of(p, _k_length(p, plan, t))
         t = take(p, 1, t + gl.num_programs(0))
     place = place_of(p, plan, t)
     while t < plan.total:
@@ -237,11 +217,11 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
             p, plan, step, place.k_len, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0), 0, 1 - CONSUMER, mma_layout
         )
         _store(p, acc, place, tile, 0, CONSUMER, mma_layout)
-        step += _steps(p, place.k_len)
+        step += steps_of(p, place.k_len)
         if p.LAYOUT == "ragged_k":
-            step += _steps(p, _k_length(p, plan, take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))))
+            step += steps_of(p, _k_length(p, plan, take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))))
         else:
-            step += _steps(p, p.K)
+            step += steps_of(p, p.K)
         tile += 1
         t = after
         place = next_place
@@ -310,10 +290,7 @@ def grouped_mm_kernel(
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(2):
         mbarrier.init(order.index(s), count=1)
-    if SHAPE.DYNAMIC:
-        queue, queued = make_queue()
-    else:
-        queue, queued = empty, empty
+    queue, queued = make_queue(SHAPE.DYNAMIC, empty)
     begin()
     p = Context(
         (a_desc, b_desc, c_desc),
