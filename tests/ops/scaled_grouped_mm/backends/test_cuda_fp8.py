@@ -17,6 +17,7 @@ from expertile.ops.scaled_grouped_mm.api import choose
 from expertile.ops.scaled_grouped_mm.backends import by_name, cuda_fp8, loop
 from expertile.ops.scaled_grouped_mm.backends.cuda_fp8 import BACKEND, Config
 from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
+from expertile.ragged import power_of_two
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
 from tests.support.cuda_emulator import COMPILER, on_host, without
@@ -73,19 +74,20 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
     ("groups", "rows", "n", "k", "expected"),
     [
         (4, 8192, 4096, 7168, Config()),
-        (4, 512, 7168, 2048, Config(dynamic=False)),
+        (4, 512, 7168, 2048, "modelled at"),
         (8, 512, 4096, 7168, "modelled at"),
         (128, 512, 2048, 1536, Config()),
         (128, 128, 1536, 2048, Config(dynamic=False)),
-        (4, 128, 7168, 7168, "modelled at"),
-        (2, 232, 4480, 3200, Config(dynamic=False)),
+        (4, 128, 7168, 7168, Config(112, 6, dynamic=False)),
+        (2, 232, 4480, 3200, Config(160, dynamic=False)),
+        (3, 240, 6656, 2048, Config(160, dynamic=False)),
+        (4, 40, 4736, 3328, Config(80, 8, dynamic=False, consumers=1)),
         (1, 64, 2048, 7168, SPLITS[0]),
-        (1, 64, 4096, 2048, "loads 128 rows where a group has 64"),
-        (8, 64, 7168, 2048, Config(64, 8, dynamic=False, consumers=1)),
-        (1, 512, 4096, 7168, Config(128, 5, dynamic=False)),
-        (32, 16, 4096, 7168, "loads 128 rows where a group has 16"),
+        (1, 64, 4096, 2048, "modelled at"),
+        (1, 80, 1152, 5248, "modelled at"),
+        (1, 512, 4096, 7168, "modelled at"),
+        (32, 16, 4096, 7168, "loads 64 rows where a group has 16"),
         (256, 256, 4096, 7168, Config()),
-        (1, 512, 7168, 7168, "modelled at"),
     ],
 )
 def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
@@ -101,9 +103,19 @@ def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
     assert choose(problem, H200, (BACKEND, loop.BACKEND)).backend is BACKEND
 
 
-def test_slow_memory_leaves_time_for_narrow_tiles(with_nvrtc):
-    problem = _problem(4, 128, 7168, 7168)
+def test_slower_memory_makes_up_for_a_longer_start(with_nvrtc):
+    problem = _problem(1, 512, 4096, 7168)
     assert [choose(problem, d).backend is BACKEND for d in (H200, Device.by_name("h100 sxm"))] == [False, True]
+
+
+@pytest.mark.parametrize("groups", [1, 32, 700])
+def test_configs_fit(groups):
+    """Into a multiprocessor, and the first is no other of `configs`."""
+    for rows, n, k in ((40, 1024, 1024), (128, 4096, 7168), (600, 2048, 8192)):
+        found = BACKEND.configs(_problem(groups, rows, n, k), H200)
+        assert len(set(found)) == len(found)
+        for config in found[:-1]:  # the pair is as it stands
+            assert config.smem_bytes(max(32, power_of_two(groups)), 64) <= H200.smem_bytes
 
 
 def test_configs_that_no_kernel_has():

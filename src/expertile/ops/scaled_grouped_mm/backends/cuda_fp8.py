@@ -159,82 +159,83 @@ def _rows(problem: ScaledProblem) -> float:
     return problem.m / max(1, problem.groups)
 
 
-def _waves(problem: ScaledProblem, device: Device, block_m: int, block_n: int) -> float:
-    """Tiles for each multiprocessor, were groups alike."""
-    tiles = problem.groups * -(-_rows(problem) // block_m) * -(-problem.n // block_n)
-    return tiles / device.sm_count
+def _waves(problem: ScaledProblem, device: Device, config: Config, tiles_m: float) -> float:
+    """Programs' tiles for each multiprocessor, were there so many rows of tiles in a group."""
+    return problem.groups * tiles_m * -(-problem.n // config.block_n) * config.split_k / device.sm_count
 
 
-_LONE = Config(64, 8, dynamic=False, consumers=1)
-
-
-def _lone(problem: ScaledProblem, device: Device) -> Config | None:
-    """Tiles of 64 x 64, which one consumer multiplies, where they were faster than all else of ours (H200, 2026-11-26,
-    us beside `gluon_fp8`: one group of 64 rows, 7168 -> 2048, two programs a tile, 9.3 and 10.9; 8 groups of 64 rows,
-    2048 -> 7168, 32.7 and 34.6); else None."""
-    rows, k = _rows(problem), problem.k
-    if not 32 < rows <= 128 or problem.scale_a_strides[0] != 1:  # other scales are copied: a kernel more
-        return None
-    waves = _waves(problem, device, 64, 64)
-    if 2 * waves <= 1 and (k >= 4096 or 4 * waves <= 1):
-        return replace(_LONE, split_k=2)
-    return _LONE if rows <= 64 and 1.5 <= waves <= 8 and k <= 4096 else None
-
-
-# What promotion adds to the products of a tile, by its columns (`gluon_fp8.modelled`), and the tiles of a
-# multiprocessor from which on they are drawn from a counter, which a kernel more sets to zero. Fitted to 45 problems of
-# 128 to 2048 rows a group on an H200, 2026-11-26, half of them random: docs/notes/quantised.md.
-_WAITING = {192: 0.88, 128: 1.0}
+# From so many tiles of a multiprocessor on they are drawn from a counter, which a kernel more sets to zero.
 _DRAWN = 24
 
 
-def _modelled(problem: ScaledProblem, device: Device, block_n: int, uneven: bool = False) -> float:
-    """Time of one call in tiles of 128 rows; `uneven`: with half a tile more for each group, which ends anywhere."""
-    waves = _waves(problem, device, 128, block_n)
-    if uneven:
-        waves *= max(1.0, (_rows(problem) / 128 + 0.5) / -(-_rows(problem) // 128))
-    rounds = waves + 0.5 if waves >= _DRAWN else math.ceil(waves)
-    return gluon_fp8.modelled(
-        problem, device, (128, block_n), _WAITING[block_n], rounds, max(1.0, waves * device.sm_count)
-    )
+def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
+    """Modelled time of one call (`gluon_fp8.modelled`), a tenth of it as if groups ended anywhere in a tile.
 
+    Two consumers cover each other's promotion, the better the wider their tile; where a group has up to 64 rows, one is
+    alone, and no more than those are loaded. (Fitted to 79 problems of 24 to 1096 rows a group on an H100, 2026-11-26,
+    where the config of the lowest time lost 1.6 % to the fastest of both kernels: docs/notes/quantised.md.)"""
+    rows = _rows(problem)
+    alone = rows <= 64 or config.consumers == 1
+    waiting = 1.5 if alone else 1.0 - 0.1 * max(0, config.block_n - 128) / 64
 
-def _short(problem: ScaledProblem, device: Device) -> bool:
-    """Whether a group's rows fit in a tile and memory is slow, which leaves time for more: this kernel and its narrower
-    tiles are faster sooner. (us here and by `gluon_fp8`, 4 groups of 128 rows, 7168 -> 7168: H100 79 and 82, H200 60.5
-    and 59.7; in narrow tiles and in wide ones, 20 groups of 112 rows, 4096 -> 5632, H100: 172 and 176.)"""
-    return _rows(problem) <= 128 and (device.memory_bps or 0) < 4e12
+    def rounds(tiles_m: float) -> float:
+        waves = _waves(problem, device, config, tiles_m)
+        return waves + 0.5 if waves >= _DRAWN else math.ceil(waves)
+
+    tiles_m = -(-rows // config.rows)
+    uneven = 0.1 if problem.groups > 1 else 0.0
+    waves = (1 - uneven) * rounds(tiles_m) + uneven * rounds(rows / config.rows + 0.5)
+    units = max(1.0, _waves(problem, device, config, tiles_m) * device.sm_count)
+    tile = 64 if alone else config.rows, config.block_n
+    seconds = gluon_fp8.modelled(problem, device, tile, waiting, waves, units, config.split_k)
+    copied = problem.scale_a_strides[0] != 1  # scales of a, by a kernel of its own
+    return seconds + 1.6e-6 * (config.split_k > 1) + 2e-6 * copied
 
 
 def slower(problem: ScaledProblem, device: Device) -> str | None:
     """Why `gluon_fp8` is taken for a problem that this kernel could compute, or None."""
-    if _lone(problem, device):
-        return None
     rows = _rows(problem)
-    if rows <= 64:
-        return f"loads 128 rows where a group has {rows:.0f}"
-    wide = _waves(problem, device, 128, 192)
+    if rows <= 16:
+        return f"loads 64 rows where a group has {rows:.0f}"
     # With so many tiles 6 to 23 % faster (`fp8-large`, H200, 2026-11-26).
-    if wide >= 10 or (_short(problem, device) and _waves(problem, device, 128, 128) >= 1.5):
+    if _waves(problem, device, Config(), -(-rows // 128)) >= 10:
         return None
-    # Groups end anywhere in a tile: with few tiles that may be a wave more.
-    few = wide < 2.6 and problem.groups > 1
-    ours = min(_modelled(problem, device, n, uneven=few) for n in _WAITING) / (0.95 if few else 1.0)
-    theirs = gluon_fp8.best_seconds(problem, device)
-    return f"modelled at {ours * 1e6:.1f} us, gluon_fp8 at {theirs * 1e6:.1f}" if theirs < ours else None
+    config = configs(problem, device)[0]
+    ours, theirs = _seconds(problem, device, config), gluon_fp8.best_seconds(problem, device)
+    # Where memory is fast the start of a kernel is a larger part of the time, which is longer here, and then its steps,
+    # which are shorter here. (125 problems on an H200, with the kernel as it was: 1.3 % lost, 1.8 % without.)
+    fast, few = (device.memory_bps or 0) > 4e12, _waves(problem, device, config, -(-rows // config.rows)) <= 2
+    margin = 1.0 if not fast else 1.02 if few else 0.97
+    return f"modelled at {ours * 1e6:.1f} us, gluon_fp8 at {theirs * 1e6:.1f}" if theirs < ours * margin else None
+
+
+def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
+    """`config` with as many stages, 4 to 8, as there is room for."""
+    sizes = power_of_two(problem.groups, 32), power_of_two(problem.k_blocks, 64)
+    for stages in range(8, 4, -1 if config.block_n > 64 else -2):
+        if (deeper := replace(config, num_stages=stages)).smem_bytes(*sizes) <= device.smem_bytes:
+            return deeper
+    return replace(config, num_stages=4)
 
 
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first: the tile of the lower modelled time, its tiles shared out beforehand
-    where they are few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
-    drawn = {n: _waves(problem, device, 128, n) >= _DRAWN for n in _WAITING}
-    tiles = (Config(dynamic=drawn[192]), Config(128, 5, dynamic=drawn[128]))
-    narrow = _short(problem, device)
-    first, second = sorted(tiles, key=lambda c: c.block_n if narrow else _modelled(problem, device, c.block_n))
+    """Configs worth timing, the one with the lowest modelled time first, its tiles shared out beforehand where they are
+    few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
+    rows, lone = _rows(problem), Config(64, dynamic=False, consumers=1)
+    # (us in the first of them and by `gluon_fp8`: 80 rows, 5248 -> 1152, a quarter more, H100; 72 rows of one group,
+    # 7168 -> 2944, 20.6 and 13.4.)
+    found = [] if 64 < rows <= 112 or rows > 128 else [lone, replace(lone, split_k=2)]
+    if rows <= 64:
+        found += [replace(lone, block_n=n) for n in (80, 96)]
+    else:
+        wide = (Config(n) for n in _WIDTHS)
+        found += [replace(c, dynamic=_waves(problem, device, c, -(-rows // 128)) >= _DRAWN) for c in wide]
+    found = [_fitted(c, problem, device) for c in found]
+    first, *others = sorted(found, key=partial(_seconds, problem, device))
     pair = Config(dynamic=False, cluster=True)
-    others = (first, replace(first, dynamic=not first.dynamic), pair, second, _LONE, replace(_LONE, split_k=2))
-    return tuple(dict.fromkeys((_lone(problem, device) or first, *others)))
+    more = (replace(first, dynamic=not first.dynamic),) if first.programs == 1 else ()
+    return (first, *others[:4], *more, pair)
 
 
 @lru_cache(maxsize=64)
