@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from expertile.audit.facts import facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
@@ -15,7 +16,7 @@ from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.made import TYPED
 from expertile.audit.rules.told import APART, OUTCOME, TIMES, change_of, may_be, mid, not_made, words_near
-from expertile.audit.rules.totals import MEAN, may_come_to, means_of
+from expertile.audit.rules.totals import MEAN, may_come_to
 
 _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
@@ -97,14 +98,11 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
 def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
     """A gain that no two figures of a table make."""
     kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
-    mean = MEAN.search(row.text.replace("_", " "))
-    # A sentence of two figures has what makes it; one that averages does not repeat a row.
-    cells = (
-        cells
-        if not mean or len(row.of("ratio")) > 1
-        else [c for grid, _ in held for r in grid.rows if r.summary for c in r.of(q.kind)]
-    )
-    if any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
+    if (
+        MEAN.search(row.text.replace("_", " "))
+        or any(c.value.meets(q.value, 0.015) for c in cells)
+        or any(kinds.count(k) > 1 for k in kinds)
+    ):
         return
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(words_near(row, q, 48, 24))):
@@ -112,15 +110,15 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
     text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
-    made = [max(x, 1 / x) for g, rows in held for x in (means_of(g) if mean else _made(g, rows, typed, text))]
+    made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed, text)]
     bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
     more = bound and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     change = change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
-    named = mean or held[0][1] is not held[0][0].rows
+    named = held[0][1] is not held[0][0].rows
     beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
     if more or (made and not bound and (named or beside) and not any(may_be(q, exact(x), change, 0.04) for x in made)):
-        rule = "headline" if bound else "total" if mean else "retold"
+        rule = "headline" if bound else "retold"
         gains = [mid(q)] if q.kind == "ratio" else [1 + mid(q), 1 / max(1 - mid(q), 0.01)]
         off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
         if off > 0.5:
@@ -220,13 +218,24 @@ def _every(grid: Grid, row: Row) -> Iterator[Finding]:
 
 
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:
-    columns = ((g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind))
+    """The columns of the kind of a figure; of a ratio, where there are none, the quotients of two and of their sums."""
+    columns = [(g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind)]
+    pairs = [(g, g.columns(k)) for g in grids for k in TYPED if q.kind == "ratio" and not columns]
+    for g, (a, b) in (of for of in pairs if len(of[1]) == 2):
+        two = [(x, y) for r in g.body if (x := r.figure(a)) and (y := r.figure(b))]
+        sums = [sum(mid(xy[i]) for xy in two) for i in (0, 1)]
+        gains = [x.value / y.value for x, y in two], [exact(sums[0] / (sums[1] or 1.0))] * len(two)
+        up = sums[0] > sums[1]
+        columns += [
+            (g, [replace(x, value=v if up else exact(1.0) / v) for v, (x, _) in zip(of, two, strict=True)])
+            for of in gains
+        ]
     return [(g, held) for g, held in columns if len(held) > 2]
 
 
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """What is called the mean of a column, or the total of the one column of a table right above."""
-    mean = MEAN.search(q.label[-40:]) and _OVER.search(row.text)
+    mean = MEAN.search(q.label[-40:].replace("_", " ")) and _OVER.search(row.text)
     total = not mean and q.kind in ("time", "bytes", "money", "energy")
     if total:
         total = bool(_WHOLE.search(f"{q.label[-40:]}|{row.text[q.end : q.end + 16]}"))

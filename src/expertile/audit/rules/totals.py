@@ -104,19 +104,6 @@ def may_come_to(values: list[Interval], total: bool) -> list[Interval]:
     return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
 
 
-def means_of(grid: Grid) -> list[float]:
-    """What an average over the rows may be: of a column, of the quotients of two columns, a quotient of sums."""
-    columns = [
-        [q.value.mid for r in grid.body if (q := r.figure(c, k))] for k in (*TYPED, "ratio") for c in grid.columns(k)
-    ]
-    columns = [c for c in columns if len(c) == len(grid.body) > 1]
-    found = [sum(x) / sum(y) for x, y in itertools.combinations(columns, 2)]
-    quotients = ([a / b for a, b in zip(x, y, strict=True)] for x, y in itertools.permutations(columns, 2))
-    for of in (*columns, *quotients):
-        found += [statistics.mean(of), statistics.median(of), math.exp(statistics.mean(map(math.log, of)))]
-    return found
-
-
 def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     label = row.label if grid.drawn else row.text
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
