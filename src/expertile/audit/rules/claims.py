@@ -122,11 +122,8 @@ def equal_work(report: Report) -> Iterator[Finding]:
         said = _EQUAL.search(row.text)
         near = [r for r in lines[i : i + 8] if r.line - row.line <= 8] if said else []
         shapes = [(r.line, m) for r in near for m in _SHAPE.finditer(r.text) if m["c"] or m["a"] == m["b"]]
-        if (
-            said is None
-            or len(shapes) != 2
-            or not (all(m["c"] for _, m in shapes) or _PRODUCTS.search(" ".join(r.text for r in near)))
-        ):
+        of_products = all(m["c"] for _, m in shapes) or any(_PRODUCTS.search(r.text) for r in near)
+        if said is None or len(shapes) != 2 or not of_products:
             continue
         work = [2.0 * int(m["n"] or 1) * int(m["a"]) * int(m["b"]) * int(m["c"] or m["b"]) for _, m in shapes]
         if max(work) > 1.1 * min(work):
@@ -140,10 +137,8 @@ _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
-_PAUSES = [
-    re.compile(rf"(?:{mark})\s(?!.*(?:{mark})\s)", re.DOTALL)
-    for mark in ("[;.\n]| against| vs\\.?| versus| while| whereas| than", ",| and")
-]
+_PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
+_PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
 _COUNTS = re.compile(
     r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
 )

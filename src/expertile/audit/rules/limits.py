@@ -85,12 +85,8 @@ def _stated(row: Row) -> Iterator[Demand]:
         clause = re.sub(r"\([^()]*\)", "", row.clause(q)) if row.kind == "line" else ""
         words, n = f"{q.words} {row.label} {clause}".lower(), 1.0 if q.per_device else count
         words = words.replace("effective", "") if q.kind == "bandwidth" else words
-        if (
-            not q.value.mid
-            or NO_RUN_OF_ONE.search(words)
-            or EQUATION.search(row.text[: q.start])
-            or (count == 1 and _SEVERAL.search(row.words))
-        ):
+        several = count == 1 and _SEVERAL.search(row.words)
+        if several or not q.value.mid or NO_RUN_OF_ONE.search(words) or EQUATION.search(row.text[: q.start]):
             continue
         if q.kind == "bandwidth":
             yield from _memory(row, q, n, one_part)
@@ -255,9 +251,7 @@ def _generated(row: Row) -> Iterator[Demand]:
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     if q and known and not _NO_DECODE.search(f"{q.words} {row.text} {prefill}") and (w := weights(row, q)):
-        rate, most = (
-            w.value / q.value if q.kind == "s_per_token" else q.value * w.value,
-            memory[0] if len(memory) == 1 else 0,
-        )
+        rate = w.value / q.value if q.kind == "s_per_token" else q.value * w.value
+        most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
         yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.2, most=most, lines=w.lines)

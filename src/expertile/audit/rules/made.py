@@ -77,12 +77,12 @@ class Made:
         one = not self.quotient or self.name.endswith("1x") or plain
         if fits.count(False) > max(one, 0.34 * len(held)):
             return 0
-        pairs = ((targets[r], self.all_forms(r)[0]) for r in held)  # "4x" of 440 and 110 is no wide one
-        tight = (
-            (q.value.width < 0.3 and x.width < 0.2) or (q.kind == "ratio" and abs(x.mid / q.value.mid - 1) < 0.005)
-            for q, x in pairs
-        )
-        return sum(f and t for f, t in zip(fits, tight, strict=True))
+
+        def tight(q: Quantity, x: Interval) -> bool:  # "4x" of 440 and 110 is no wide one
+            same = q.kind == "ratio" and abs(x.mid / q.value.mid - 1) < 0.005
+            return same or (q.value.width < 0.3 and x.width < 0.2)
+
+        return sum(f and tight(targets[r], self.all_forms(r)[0]) for f, r in zip(fits, held, strict=True))
 
 
 def printed_as(q: Quantity, x: Interval, change: str = "") -> list[Interval]:

@@ -119,11 +119,8 @@ def limits(report: Report) -> Iterator[Finding]:
         yield from _bus(row)
         for q in (*row.of(*_KINDS), *_crossed(row)):
             own = own_words(row, q)
-            if (
-                q.exact
-                and q.value.mid
-                and not (on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own))
-            ):
+            other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
+            if q.exact and q.value.mid and not other:
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in _KINDS[:2] else 3) else 29 if q.kind in _KINDS[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
@@ -178,11 +175,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     p = row.only("percent") if q.value.lo < 3 * most and len(row.of("bandwidth")) == 1 else None
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
-    if (
-        p
-        and _OF_LINK.search(p.words)
-        and not any((q.value / p.value).meets(s.value * x, 0.06) for s in held for x in ends)
-    ):
+    whole = [s.value * x for s in held for x in ends]
+    if p and _OF_LINK.search(p.words) and not any((q.value / p.value).meets(x, 0.06) for x in whole):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 
@@ -192,11 +186,8 @@ _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-
 
 def _bus(row: Row) -> Iterator[Finding]:
     """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
-    held = (
-        [q for q in row.of("bandwidth") if re.search(rf"(?i){w} ?(?:bw|band)", q.label[-30:])]
-        for w in ("alg\\w*", "bus")
-    )
-    alg, bus = held
+    rates = [(q, q.label[-30:].lower()) for q in row.of("bandwidth")]
+    alg, bus = ([q for q, label in rates if re.search(rf"{w} ?(?:bw|band)", label)] for w in (r"alg\w*", "bus"))
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
@@ -240,17 +231,21 @@ def shares(report: Report) -> Iterator[Finding]:
     rows = [row for row in report.all_rows if row.of("percent")]
     for kind, unlike in (("rate", "bandwidth"), ("bandwidth", "rate")):
         # A table's row is one of peaks where its first words say so.
-        figures = ((row, q, " ".join(row.label.lower().split()[:3])) for row in report.all_rows for q in row.of(kind))
-        stated = [
-            q
-            for row, q, first in figures
-            if PEAK.search(f"{q.words} {first}") or on_sheet(row, q) or any(_of(row, p, q) for p in row.of("percent"))
-            if not re.match(r"\W*(?:out )?of \d", row.text[q.end :])  # "1.7 TB/s of 2.0 TB/s"
-        ]
+        figures = [(row, q) for row in report.all_rows for q in row.of(kind)]
+        stated = [q for row, q in figures if _is_peak(row, q)]
         for row in (r for r in rows if not r.of(unlike)):
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
     for row in rows:
         yield from _mfu(row)
+
+
+def _is_peak(row: Row, q: Quantity) -> bool:
+    """Whether a figure, or the first words of its table's row, say so."""
+    told = PEAK.search(" ".join((q.words, *row.label.lower().split()[:3]))) or on_sheet(row, q)
+    return bool(told or any(_of(row, p, q) for p in row.of("percent"))) and not _PART_OF.match(row.text, q.end)
+
+
+_PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
@@ -299,10 +294,8 @@ def _mfu(row: Row) -> Iterator[Finding]:
     n = parameters(row) if len(rates) == 1 and rates[0].exact and rates[0].value.mid else None
     if not n:
         return
-    q, formats = (
-        rates[0],
-        {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")},
-    )
+    q = rates[0]
+    formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
     peaks = [(x, 5.1) for d in row.devices for f in formats if (x := d.sparse_peak(f))]

@@ -36,11 +36,8 @@ def retold(report: Report) -> Iterator[Finding]:
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
         yield from _direction(row)
-        if (
-            row.line in in_tables
-            or APART.search(row.text)
-            or any(r and _EARLIER.search(r.text) for r in (row, row.before))
-        ):
+        earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
+        if row.line in in_tables or earlier or APART.search(row.text):
             continue
         above = _near(report, row)
         long = [g for g in above if len(g.body) > 2]
@@ -98,11 +95,8 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
 def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
     """A gain that no two figures of a table make."""
     kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
-    if (
-        MEAN.search(row.text.replace("_", " "))
-        or any(c.value.meets(q.value, 0.015) for c in cells)
-        or any(kinds.count(k) > 1 for k in kinds)
-    ):
+    mean = MEAN.search(row.text.replace("_", " "))
+    if mean or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
         return
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(words_near(row, q, 48, 24))):
@@ -137,11 +131,8 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     # "ours" within "ours fp8" names no row.
     sizes, longer = facts(clause).sizes.items(), {n for of in found for n in found if of != n and f" {of} " in f" {n} "}
     rows = [r for r in grid.rows if any(r.own.get(n) == v for n, v in sizes)]
-    rows = rows or [
-        r
-        for r, of in zip(grid.rows, found, strict=True)
-        if of and not any(f" {of} " in f" {n} " for n in longer - {of})
-    ]
+    only = {of: bool(of) and not any(f" {of} " in f" {n} " for n in longer - {of}) for of in found}
+    rows = rows or [r for r, of in zip(grid.rows, found, strict=True) if only[of]]
     told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
     same = (
         r for r in grid.rows if any(c.kind == q.kind and c.value.meets(q.value) for q in told for c in r.quantities)
@@ -202,12 +193,7 @@ def _direction(row: Row) -> Iterator[Finding]:
 def _every(grid: Grid, row: Row) -> Iterator[Finding]:
     """ "Faster on every shape" beside a table of two columns with a row where it is not."""
     for kind in (*TIMES, *_RATES, "number"):
-        columns = grid.columns(kind)
-        pairs = [
-            (x, y)
-            for r in grid.body
-            if len(columns) == 2 and (x := r.figure(columns[0])) and (y := r.figure(columns[1]))
-        ]
+        pairs = _pairs(grid, kind)
         less = [(x, y) for x, y in pairs if x.value.hi < y.value.lo]
         more = [(x, y) for x, y in pairs if x.value.lo > y.value.hi]
         few = min(less, more, key=len)
@@ -220,17 +206,19 @@ def _every(grid: Grid, row: Row) -> Iterator[Finding]:
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:
     """The columns of the kind of a figure; of a ratio, where there are none, the quotients of two and of their sums."""
     columns = [(g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind)]
-    pairs = [(g, g.columns(k)) for g in grids for k in TYPED if q.kind == "ratio" and not columns]
-    for g, (a, b) in (of for of in pairs if len(of[1]) == 2):
-        two = [(x, y) for r in g.body if (x := r.figure(a)) and (y := r.figure(b))]
-        sums = [sum(mid(xy[i]) for xy in two) for i in (0, 1)]
-        gains = [x.value / y.value for x, y in two], [exact(sums[0] / (sums[1] or 1.0))] * len(two)
-        up = sums[0] > sums[1]
-        columns += [
-            (g, [replace(x, value=v if up else exact(1.0) / v) for v, (x, _) in zip(of, two, strict=True)])
-            for of in gains
-        ]
+    for g, k in itertools.product(grids, TYPED) if q.kind == "ratio" and not columns else ():
+        two = _pairs(g, k)
+        a, b = (sum(mid(xy[i]) for xy in two) for i in (0, 1))
+        two = [(y, x) for x, y in two] if a < b else two
+        quotients = [replace(x, value=x.value / y.value) for x, y in two]
+        columns += [(g, quotients), (g, [replace(x, value=exact(max(a, b) / min(a, b))) for x, _ in two])]
     return [(g, held) for g, held in columns if len(held) > 2]
+
+
+def _pairs(grid: Grid, kind: str) -> list[tuple[Quantity, Quantity]]:
+    """The rows' figures of a kind that only two columns have."""
+    columns = grid.columns(kind) if len(grid.columns(kind)) == 2 else ()
+    return [(x, y) for r in grid.body if columns and (x := r.figure(columns[0])) and (y := r.figure(columns[1]))]
 
 
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:

@@ -41,11 +41,8 @@ def shared(report: Report) -> Iterator[Finding]:
 
 def _name(noun: str | None) -> str:
     """A counted thing in the singular; every GPU by that name."""
-    return (
-        "gpu"
-        if re.fullmatch(r"(?i)gpus?|cards?|devices?|[ahblv]\d{2,3}", noun or "")
-        else (noun or "").lower().rstrip("s")
-    )
+    gpu = re.fullmatch(r"(?i)gpus?|cards?|devices?|[ahblv]\d{2,3}", noun or "")
+    return "gpu" if gpu else (noun or "").lower().rstrip("s")
 
 
 def _counts(row: Row) -> dict[str, set[float]]:

@@ -83,12 +83,8 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
         c = product(x, y, sign)
         key, of_c = frozenset((x, y, c)), [ONE] if c == "ratio" and sign > 0 else pool.get(c)
         borrowed = key & lent.keys()
-        if (
-            of_c
-            and key not in seen
-            and len(borrowed) <= most
-            and (len(borrowed) < 2 or derived((x, y, c)) not in borrowed)
-        ):
+        own = len(borrowed) < 2 or (most == 2 >= len(borrowed) and derived((x, y, c)) not in borrowed)
+        if of_c and own and key not in seen:
             seen.add(key)
             some = (pool[x], pool[y], of_c) if sign > 0 else (pool[y], of_c, pool[x])
             yield from _check(row, some, bool(borrowed))
@@ -168,21 +164,15 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         )
         if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
             broken.append(combos[0])
-    if (
-        broken
-        and len(broken) in (1, len(targets))
-        and not (lent and len(targets) == 2 and targets[0].text != targets[1].text)
-    ):
+    two = lent and len(targets) == 2 and targets[0].text != targets[1].text
+    if broken and len(broken) in (1, len(targets)) and not two:
         made_of = combine(broken[0][0], broken[0][1], 1) if at == 2 else None
         block = [r for r in row.report.lines_of_text if r.block == row.block] if lent and made_of else []
         if made_of and any(q.value.meets(made_of.value, 0.03) for r in block for q in r.of(made)):
             return  # the paragraph has it elsewhere
         # "14,042 questions; at 31 questions per second": all of them, or some?
-        sure = (
-            all(len(some) == 1 and (not (f := some[0].figure) or f.noun != "other") for some in held)
-            and all(t.near and t.named for t in broken[0])
-            and not lent
-        )
+        known = all(len(some) == 1 and (not (f := some[0].figure) or f.noun != "other") for some in held)
+        sure = known and not lent and all(t.near and t.named for t in broken[0])
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
 
 
@@ -263,10 +253,9 @@ def counted(report: Report) -> Iterator[Finding]:
         for q in (q for q in row.of("flop", "bytes") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
                 if t and not any(q.value.meets(t.value * f, slack) for f in t.also):
-                    message = (
-                        f"{t.text} {'are' if rule == 'work' else 'take'} {si(t.value.mid, UNIT_OF.get(q.kind, 'FLOP'))}"
-                    )
-                    yield finding(QUESTION, rule, f"{message}, not {q.text}: of which sizes is it?", q, lines=t.lines)
+                    made = f"{'are' if rule == 'work' else 'take'} {si(t.value.mid, UNIT_OF.get(q.kind, 'FLOP'))}"
+                    message = f"{t.text} {made}, not {q.text}: of which sizes is it?"
+                    yield finding(QUESTION, rule, message, q, lines=t.lines)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
             if q.exact and q.value.mid > 1 and not any(q.value.meets(m, 0.03) for m in made):
@@ -279,13 +268,8 @@ def _batched(report: Report) -> Iterator[Finding]:
     rates = [q for r in report.all_rows if r.kind != "record" for q in r.of("items_per_s") if q.exact and q.value.mid]
     samples, steps = ([q for q in rates if q.noun == noun] for noun in ("sample", "step"))
     batch, accum = report.everything.of("batch"), report.everything.of("accum")
-    if (
-        len(samples) != 1
-        or len(steps) != 1
-        or len(batch) != 1
-        or len(accum) > 1
-        or abs(samples[0].line - steps[0].line) > 2
-    ):
+    one = len(samples) == len(steps) == len(batch) == 1 and len(accum) < 2
+    if not one or abs(samples[0].line - steps[0].line) > 2:
         return
     each = samples[0].plain / steps[0].plain
     ways = [

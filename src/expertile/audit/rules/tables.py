@@ -48,11 +48,8 @@ def proportions(report: Report) -> Iterator[Finding]:
     for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
         names = [*(h.strip() for h in grid.header)]
         names += [n for n in grid.body[0].bare if n not in [h.lower() for h in names]]
-        held = [
-            f
-            for c, name in enumerate(names)
-            if (f := _factor(grid, name, c)) and (f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values()))
-        ]
+        held = [f for c, name in enumerate(names) if (f := _factor(grid, name, c))]
+        held = [f for f in held if f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values())]
         held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
         sizes = [f for f in held if f.kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in f.cells.values())]
         powers = [
@@ -135,12 +132,8 @@ def _odd_row(
     elif not exactly:
         return
     q = grid.body[odd[0]].figure(target.column) if middle and len(odd) == 1 else None
-    if (
-        q is None
-        or odd[0] in found
-        or (timed and -1 - target.column in found)
-        or not (timed or pure or _varies(made[r] for r in rows if r not in odd))
-    ):
+    known = odd[:1] and (odd[0] in found or (timed and -1 - target.column in found))
+    if q is None or known or not (timed or pure or _varies(made[r] for r in rows if r not in odd)):
         return
     off = (factors[odd[0]] / middle).mid
     whole = round(max(off, 1 / off))  # of two passes, of four runs

@@ -224,9 +224,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             ahead = several[-1][-2].start - q.end  # of these two only by its place
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
             x, y = several[-1][-2:]
-            if exact(max(mid(q), 1 / mid(q))).meets(
-                max(mid(x) / mid(y), mid(y) / mid(x)), 30.0
-            ):  # else of other figures
+            gain, made = max(mid(q), 1 / mid(q)), max(mid(x) / mid(y), mid(y) / mid(x))
+            if exact(gain).meets(made, 30.0):  # else of other figures
                 yield not_made(q, [x, y], sure and not far and len(follow) == len(said) - 1)
 
 
