@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, limits, peaks, retold, shared, solve, tables, told, totals
+from expertile.audit.rules import claims, equations, limits, peaks, retold, solve, tables, told, totals
 from expertile.device import Device
 
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
     *(solve.rows, solve.counted, told.ratios, retold.retold, retold.twins, totals.totals, totals.orders),
     *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work, claims.ranges),
-    *(claims.failed_checks, claims.attention_share, shared.shared),
+    *(claims.failed_checks, claims.attention_share, totals.shared),
 )
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from expertile.audit.blocks import Block, Table, is_numeric, sections_of
+from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
 from expertile.audit.facts import Facts, facts, size_of_name
-from expertile.audit.layout import block_facts, turned, valued
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
