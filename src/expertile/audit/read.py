@@ -1,14 +1,13 @@
 """Reads a report of any format into blocks: Markdown, HTML, CSV, JSON, JSON lines, YAML, notebooks, logs."""
 
 import csv
-import itertools
-import json
 import re
 from typing import Any
 
 from markdown_it import MarkdownIt
 
-from expertile.audit.blocks import Block, Line, Table, split_code, table_of
+from expertile.audit.blocks import Block, Line, split_code, table_of
+from expertile.audit.data import Leaf, json_values, read_values, read_yaml
 from expertile.audit.html import read_html
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
@@ -52,10 +51,8 @@ _ENDS = {
     "markdown": "md markdown",
     "html": "html htm",
     "csv": "csv tsv",
-    "json": "json",
+    "json": "json jsonl ndjson ipynb",
     "yaml": "yaml yml",
-    "jsonl": "jsonl ndjson",
-    "notebook": "ipynb",
     "log": "log out rst",
 }
 _KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
@@ -65,28 +62,32 @@ _MARKDOWN = re.compile(
 
 
 def format_of(name: str, text: str) -> str:
-    """ "markdown", "html", "csv", "json", "jsonl", "yaml", "notebook" or "log", by the name's end, else by the text."""
+    """ "markdown", "html", "csv", "json", "yaml" or "log", by the name's end, else by the text."""
     known = _KINDS.get(name.rpartition(".")[2].lower())
     start = text.lstrip()[:4000]
-    if known or start[:1] in ("{", "["):
-        loaded = None if known else _loads(text)
-        if known or loaded is not None:
-            return known or ("notebook" if isinstance(loaded, dict) and "nbformat" in loaded else "json")
-        if _jsonl(text):
-            return "jsonl"
+    if known or (start[:1] in ("{", "[") and _is_json(text)):
+        return known or "json"
     if re.match(r"(?i)<!doctype html|<html|<table|<body", start):
         return "html"
     return "markdown" if _MARKDOWN.search(text) else "log"
 
 
+def _is_json(text: str) -> bool:
+    try:
+        return bool(json_values(text))
+    except ValueError:
+        return False
+
+
 def read(text: str, name: str = "") -> list[Block]:
     """The blocks of a report. Raises ValueError where a .json or .ipynb file is none."""
     kind = format_of(name, text)
-    # Several objects one after the other are lines of records, whatever the file's name says.
-    if kind == "json" and text.lstrip()[:1] == "{" and _loads(text) is None and _jsonl(text):
-        kind = "jsonl"
-    if kind in ("json", "notebook", "jsonl", "yaml"):
-        return {"json": _json, "jsonl": _jsonl, "notebook": _notebook, "yaml": _json}[kind](text)
+    if kind == "json":
+        values = json_values(text)
+        notebook = len(values) == 1 and isinstance(values[0], dict) and "cells" in values[0]
+        return _notebook(values[0]) if notebook else read_values(values)
+    if kind == "yaml":
+        return read_yaml(text)
     return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](_numbered(text))
 
 
@@ -183,6 +184,23 @@ def _is_paragraph(lines: list[Line]) -> bool:
     )
 
 
+def _notebook(loaded: dict[str, Any]) -> list[Block]:
+    def lines_of(source: list[Leaf] | Leaf) -> list[Line]:
+        pieces = source if isinstance(source, list) else [source]
+        return [Line(piece.line, text) for piece in pieces for text in piece.splitlines()]
+
+    blocks: list[Block] = []
+    for cell in loaded["cells"]:
+        if cell.get("cell_type") == "markdown":
+            blocks += _markdown(lines_of(cell.get("source", [])))
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            plain = output.get("text") or data.get("text/markdown") or data.get("text/plain") or []
+            rich = data.get("text/html")
+            blocks += read_html(lines_of(rich)) if rich else split_code(lines_of(plain))
+    return blocks
+
+
 def _csv(lines: list[Line]) -> list[Block]:
     lines = [line for line in lines if line.text.strip()]
     mark = max((",", ";", "\t", "|"), key=lambda mark: sum(line.text.count(mark) for line in lines[:9]))
@@ -193,146 +211,3 @@ def _csv(lines: list[Line]) -> list[Block]:
         return split_code(lines)
     table = table_of(rows[head][1], rows[head + 1 :], rows[head][0])
     return [Block("code", lines[:head]), Block("code", table=table)]
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text, parse_float=str)  # 1.70 has three digits
-    except ValueError:
-        return None
-
-
-def _jsonl(text: str) -> list[Block]:
-    records = [(line.number, _loads(line.text)) for line in _numbered(text) if line.text.strip()]
-    if not all(isinstance(record, dict) for _, record in records):
-        return []
-    flat = [(number, _flat(record)) for number, record in records]
-    return _records([(dict.fromkeys(record, number), record) for number, record in flat])
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    if (unit := record.get("time_unit")) in ("ns", "us", "ms", "s"):  # Google Benchmark
-        record = {f"{k} ({unit})" if k in ("real_time", "cpu_time") else k: v for k, v in record.items()}
-    for key, value in record.items():
-        if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{key} "))
-        elif isinstance(value, (str, int, float)) and len(str(value)) < 200:
-            found[prefix + key] = str(value)
-    return found
-
-
-def _records(records: list[tuple[dict[str, int], dict[str, str]]]) -> list[Block]:
-    """Records, each with its keys' lines; those with the same keys, one after the other, are a table."""
-    blocks: list[Block] = []
-    for lines, record in records:
-        header, at = tuple(record), tuple(lines.values())
-        last = blocks[-1].table if blocks else None
-        if last is not None and last.header == header:
-            rows, where = (*last.rows, (at[0], tuple(record.values()))), (*last.lines, at)
-            blocks[-1].table = Table(header, rows, last.line, where)
-        elif record:
-            blocks.append(Block("code", table=Table(header, ((at[0], tuple(record.values())),), at[0], (at,))))
-    return blocks
-
-
-class _Finder:
-    """The lines of strings in a JSON text, looked for one after the other."""
-
-    def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
-
-    def peek(self, piece: str) -> int:
-        """The line of what may stand behind others that are looked for later."""
-        at, line = self._at, self.line(piece)
-        self._at = at
-        return line
-
-    def line(self, piece: str) -> int:
-        found = (self._text.find(json.dumps(piece, ensure_ascii=a)[1:-1], self._at) for a in (False, True))
-        self._at = next((at for at in found if at >= 0), self._at)
-        return self._text.count("\n", 0, self._at) + 1
-
-
-def _json(text: str) -> list[Block]:
-    finder, blocks = _Finder(text), list[Block]()
-
-    def records(values: list[dict[str, Any]]) -> None:
-        # A nested key ends its flattened name.
-        flat = [(value, _flat(value)) for value in values]
-        found = [({k: finder.line(k if k in value else k.rpartition(" ")[2]) for k in f}, f) for value, f in flat]
-        blocks.extend(_records(found))
-
-    def walk(value: Any, level: int) -> None:
-        if isinstance(value, list):
-            if value and all(isinstance(v, dict) and _is_leaf(v) for v in value):
-                records(value)
-            else:
-                for inner in value:
-                    walk(inner, level)
-        elif isinstance(value, dict):
-            nested = {k: v for k, v in value.items() if isinstance(v, (dict, list))}
-            if not nested or (_is_leaf(value) and len(nested) <= 6 and len(nested) <= len(value) < 40):
-                records([value])
-                return
-            plain = [Line(finder.peek(k), f"{k}: {v}") for k, v in value.items() if k not in nested]
-            blocks.extend([Block("code", plain)] if plain else [])
-            for key, inner in nested.items():
-                blocks.append(Block("heading", [Line(finder.line(key), key)], level=level + 1))
-                walk(inner, level + 1)
-
-    walk(json.loads(text, parse_float=str) if text.lstrip()[:1] in ("{", "[") else _yaml(text), 0)
-    return blocks
-
-
-_PAIR = re.compile(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
-
-
-def _yaml(text: str) -> Any:
-    """YAML's maps, lists and plain values; anchors, flow style and texts of several lines are not read."""
-    bare = (re.sub(r"(?:^|\s)#.*|^---.*", "", line).rstrip() for line in text.splitlines())
-
-    def value(lines: list[str]) -> Any:
-        if not lines:
-            return ""
-        depth = len(lines[0]) - len(lines[0].lstrip())
-        starts = [i for i, s in enumerate(lines) if len(s) - len(s.lstrip()) <= depth]
-        if lines[0][depth:].startswith("- "):
-            starts = [i for i in starts if lines[i].lstrip().startswith("-")]
-            items = (lines[a:b] for a, b in itertools.pairwise([*starts, len(lines)]))
-            return [value([item[0].replace("- ", "  ", 1), *item[1:]]) for item in items]
-        # The items of a list may stand as far left as its name.
-        starts = [i for i in starts if not lines[i].lstrip().startswith("- ")]
-        parts = [
-            (_PAIR.match(lines[a].strip()), lines[a + 1 : b]) for a, b in itertools.pairwise([*starts, len(lines)])
-        ]
-        if not all(m for m, _ in parts):
-            return " ".join(s.strip() for s in lines).strip("'\"")
-        return {m[1].strip("'\""): value([m[2]] if m[2] else below) for m, below in parts if m}
-
-    return value([line for line in bare if line.strip()])
-
-
-def _is_leaf(value: dict[str, Any]) -> bool:
-    """Whether a record holds plain values only, lists of whole numbers, and such records."""
-    lists = all(isinstance(x, int) for v in value.values() if isinstance(v, list) for x in v)
-    return lists and all(_is_leaf(v) for v in value.values() if isinstance(v, dict))
-
-
-def _notebook(text: str) -> list[Block]:
-    loaded, finder, blocks = json.loads(text), _Finder(text), list[Block]()
-
-    def lines_of(source: str | list[str]) -> list[Line]:
-        return [Line(finder.line(piece), piece) for piece in "".join(source).splitlines()]
-
-    for cell in loaded.get("cells", []) if isinstance(loaded, dict) else []:
-        if cell.get("cell_type") == "markdown":
-            blocks.extend(_markdown(lines_of(cell.get("source", ""))))
-        for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "text/html" in data:
-                blocks.extend(read_html(lines_of(data["text/html"])))
-            else:
-                plain = output.get("text") or data.get("text/markdown") or data.get("text/plain") or ""
-                blocks.extend(split_code(lines_of(plain)))
-    return blocks

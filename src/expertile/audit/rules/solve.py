@@ -253,8 +253,8 @@ def counted(report: Report) -> Iterator[Finding]:
         for q in (q for q in row.of("flop", "bytes") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
                 if t and not any(q.value.meets(t.value * f, slack) for f in t.also):
-                    made = f"{'are' if rule == 'work' else 'take'} {si(t.value.mid, UNIT_OF.get(q.kind, 'FLOP'))}"
-                    message = f"{t.text} {made}, not {q.text}: of which sizes is it?"
+                    take = f"{'are' if rule == 'work' else 'take'} {si(t.value.mid, UNIT_OF.get(q.kind, 'FLOP'))}"
+                    message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
