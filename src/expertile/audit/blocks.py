@@ -135,8 +135,9 @@ def _ruled(lines: list[Line], i: int) -> tuple[Table, int] | None:
 
 def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns as wide as the dashes below their names: nsys, psql, the simple tables of reStructuredText."""
-    rule = lines[i + 1].text if i + 1 < len(lines) else ""
-    if not re.fullmatch(r"\s*(?:(-{2,}|={2,})\s+)+(?:-{2,}|={2,})\s*", rule):
+    before, _, rule, _, below = (lines[k].text if 0 <= k < len(lines) else "" for k in range(i - 1, i + 4))
+    # What stands above a ruled head is none.
+    if not re.fullmatch(r"\s*(?:(-{2,}|={2,})\s+)+(?:-{2,}|={2,})\s*", rule) or before != rule == below:
         return None
     spans = [m.span() for m in re.finditer(r"[-=]+", rule)]
 
@@ -150,8 +151,8 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
             at.append(over)
         return [text[a:b].strip() for a, b in itertools.pairwise([*at, 999])]
 
-    below = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])
-    rows = [(line.number, cut(line.text)) for line in below]
+    body = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])
+    rows = [(line.number, cut(line.text)) for line in body]
     head = cut(lines[i].text)
     return (table_of(head, rows, lines[i].number), len(rows) + 2) if rows and _header_ok(head) else None
 

@@ -169,19 +169,14 @@ def _text(lines: list[Line]) -> list[Block]:
 
 
 def _is_paragraph(lines: list[Line]) -> bool:
-    longest = max((len(line.text) for line in lines), default=0)
-    wrapped = all(
-        _WRAPPED.match(line.text) and (i == 0 or not _MARKED.match(line.text)) for i, line in enumerate(lines)
-    )
-    words = all(len(re.findall(r"[A-Za-z]{2,}", line.text)) > 5 for line in lines[:-1])
-    other = len({re.sub(r"[\d.,]+", "0", line.text) for line in lines}) == len(lines)  # lines alike are a log's
-    return (
-        len(lines) > 1
-        and other
-        and wrapped
-        and words
-        and all(len(line.text) > 0.7 * longest > 40 for line in lines[:-1])
-    )
+    texts = [line.text for line in lines]
+    longest = max(map(len, texts), default=0)
+    wrapped = all(_WRAPPED.match(t) and (i == 0 or not _MARKED.match(t)) for i, t in enumerate(texts))
+    words = all(len(re.findall(r"[A-Za-z]{2,}", t)) > 5 and len(t) > 0.7 * longest > 40 for t in texts[:-1])
+    # Lines that are alike, or each a name and its figure, are a log's.
+    alike = len({re.sub(r"[\d.,]+", "0", t) for t in texts}) < len(texts)
+    named = all(re.search(r"[:=] *[\d.,]+ ?\S*$", t) for t in texts)
+    return len(lines) > 1 and wrapped and words and not (alike or named)
 
 
 def _notebook(loaded: dict[str, Any]) -> list[Block]:

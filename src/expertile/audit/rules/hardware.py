@@ -85,7 +85,11 @@ def own_words(row: Row, q: Quantity) -> str:
         return f"{q.label} {row.label}"
     past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
     before = re.split(r"[,;)]|\. | and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
-    return before + q.text + re.split(r"[.;,] | and | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
+    return (
+        before
+        + q.text
+        + re.split(r"[.;,] | and | (?:al)?though | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
+    )
 
 
 def is_limit(own: str) -> bool:

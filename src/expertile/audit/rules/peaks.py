@@ -93,7 +93,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
     copied = _part(row.report.text) if _COPIED.search(own) else ""
-    return _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory" if q.kind == "bandwidth" else ""
+    part = _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory"
+    return "" if q.kind != "bandwidth" else copied or part if part == "memory" else part
 
 
 def limits(report: Report) -> Iterator[Finding]:
