@@ -70,6 +70,8 @@ def split_code(lines: list[Line]) -> list[Block]:
     while i < len(lines):
         table, used = (
             _directive(lines, i)
+            or _asciidoc(lines, i)
+            or _counters(lines, i)
             or _ruled(lines, i)
             or _dashed(lines, i)
             or _separated(lines, i)
@@ -100,12 +102,48 @@ def _directive(lines: list[Line], i: int) -> tuple[Table, int] | None:
         elif kind[2] == "list" and item:
             rows += [[]] if item[1] or not rows else []
             rows[-1].append((line.number, item[2].strip()))
-    if len(rows) < 2:
+    return (_of_cells(rows), len(body) + 1) if len(rows) > 1 else None
+
+
+def _asciidoc(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """Cells behind bars, on as many lines as there are; the first line or `cols` says how many are a row."""
+    below = list(itertools.takewhile(lambda line: line.text.strip() != "|===", lines[i + 1 :]))
+    if lines[i].text.strip() != "|===" or len(below) == len(lines) - i - 1:
         return None
+    split = [(line.number, re.split(r"(?:^|\s+)[\d.+*<^>]*[aehlmds]?\|", f" {line.text}")[1:]) for line in below]
+    columns = next((len(cells) for _, cells in split if cells), 1)
+    if columns == 1 and i and (cols := re.search(r"cols=\"([^\"]*)", lines[i - 1].text)):
+        columns = int(cols[1].partition("*")[0]) if "*" in cols[1] else cols[1].count(",") + 1
+    cells = [(number, cell.strip()) for number, some in split for cell in some]
+    rows = [cells[at : at + columns] for at in range(0, len(cells) - columns + 1, columns)]
+    if len(rows) < 2 or columns < 2:
+        return None
+    return _of_cells(rows), len(below) + 2
+
+
+_COUNTER = re.compile(
+    r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
+    r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
+)
+
+
+def _counters(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """The counters of perf stat, each with what it makes of it ("… cycles # 3.7 GHz"), as one row."""
+    below = list(itertools.takewhile(lambda line: not line.text.strip() or _COUNTER.fullmatch(line.text), lines[i:]))
+    found = [(line.number, m) for line in below if (m := _COUNTER.fullmatch(line.text))]
+    if len(found) < 3 or not lines[i].text.strip() or not any(m[4] for _, m in found):
+        return None
+    named = [(n, f"{m[3]} ({m[2]})" if m[2] else m[3], m[1]) for n, m in found]
+    named += [(n, m[5], m[4]) for n, m in found if m[4]]
+    return _of_cells([[(n, name) for n, name, _ in named], [(n, value) for n, _, value in named]]), len(below)
+
+
+def _of_cells(rows: list[list[tuple[int, str]]]) -> Table:
+    """A table of cells that know their lines; the first row is the head."""
     head, *held = ([text for _, text in row] for row in rows)
     where = tuple(tuple(number for number, _ in row) for row in rows[1:])
     found = table_of(head, [(at[0], cells) for at, cells in zip(where, held, strict=True)], rows[0][0][0])
-    return replace(found, lines=where), len(body) + 1
+    return replace(found, lines=where)
 
 
 def _header_ok(header: list[str]) -> bool:

@@ -308,8 +308,9 @@ def _value(digits: str, unit: Unit) -> Interval:
     value = printed(digits.lstrip("-+−"))
     if unit.kind == "percent" and unit.low == 1 and value.mid > 1.5:
         value = value * 0.01  # an MFU of 42
-    if unit.kind in ("items", "bytes", "flop") and unit.low == unit.high == 1 and value.mid % 1 == 0:
-        value = exact(value.mid)  # counts are not rounded
+    counted = unit.kind == "B/param" or (unit.kind in ("items", "bytes", "flop") and unit.low == unit.high == 1)
+    if counted and value.mid % 1 == 0:
+        value = exact(value.mid)  # counts are not rounded, nor a format's bits
     if unit.kind == "bytes" and unit.low == unit.high and value.mid >= 1 and math.log2(value.mid) % 1 == 0:
         value = exact(value.mid)  # 4 GiB are a size that was chosen
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)

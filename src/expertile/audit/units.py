@@ -10,7 +10,7 @@ from functools import lru_cache
 _DIMENSIONS = (
     "time s, rate flop/s, bandwidth B/s, bytes B, flop flop, intensity flop/B, tokens_per_s token/s, "
     "items_per_s item/s, s_per_token s/token, s_per_item s/item, tokens token, items item, "
-    "params param, power J/s, energy J, money $"
+    "params param, power J/s, energy J, money $, cycles cycle, instructions insn"
 )
 DIMENSIONS = dict(pair.split() for pair in _DIMENSIONS.split(", "))
 _KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
@@ -118,8 +118,11 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("power", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:W|[Ww]atts?)\b"),
     ("energy", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:(?P<h>Wh|[Ww]att[- ]?hours?)|J|[Jj]oules?)\b"),
     ("money", r"(?i:USD|EUR|dollars?)\b"),
-    ("other", r"(?:[kMGT]?Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
-    ("other", r"(?:cycles|clocks|clk|instructions|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
+    ("cycle/s", r"(?P<p>[kMGT])Hz\b"),
+    ("cycles", r"(?P<p>)(?:CPU |SM )?(?:cycles|clocks)\b"),
+    ("instructions", r"(?P<p>)(?:instructions|insn)\b"),
+    ("other", r"(?:Hz|°C|V|mm2|mm²|nm|dB|RPM|cents?)\b"),
+    ("other", r"(?:clk|warps|threads|blocks|SMs?|cores|registers|layers|heads|epochs)\b"),
     ("time", rf"(?P<t>{_TIME})\b"),
     ("percent", r"%(?:[ -]points)?|percent(?:age points)?\b|pct\b"),
     (
@@ -138,7 +141,7 @@ _PER = re.compile(
     rf"pass|run|generation))|"
     rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?|kWh))|(?P<W>(?:W|[Ww]atts?))|"
-    rf"(?P<other>(?i:clk|clock|cycle|sm|block|thread|head|warp|core|node)))\b"
+    rf"(?P<cycle>(?i:cycles?))|(?P<other>(?i:clk|clock|sm|block|thread|head|warp|core|node)))\b"
 )
 _AMOUNTS = DIMENSIONS.keys() - {"intensity", "items_per_s", "s_per_token", "s_per_item"}
 

@@ -75,6 +75,8 @@ LAWS = (
     Law("tokens/s", "tokens_per_s items_per_s token/item", (1.0, 2.0, 0.5), several=True),
     Law("intensity", "intensity bandwidth rate", (1.0, 2.0, 0.5), unless="ridge|balance|machine"),
     Law("intensity", "intensity bytes flop", unless="ridge|balance|machine", sure="always"),
+    Law("cycles", "instructions insn/cycle cycles", sure="always"),
+    Law("cycles", "cycles cycle/s time", unless="(?i)boost|base clock|locked"),
     Law("energy", "energy power time", several=True),
     Law("cost", "money $/gpu*s gpu*s", sure="always"),
     Law("cost", "money $/s time", several=True),
@@ -84,7 +86,19 @@ LAWS = (
 _BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
 # The figure that follows from the others, where several may.
 _DERIVED = (
-    *("$/token", "token/J", "flop/J", "J/token", "rate", "bandwidth", "tokens_per_s", "items_per_s", "intensity"),
+    *(
+        "insn/cycle",
+        "cycle/s",
+        "$/token",
+        "token/J",
+        "flop/J",
+        "J/token",
+        "rate",
+        "bandwidth",
+        "tokens_per_s",
+        "items_per_s",
+        "intensity",
+    ),
     *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
 )
 
