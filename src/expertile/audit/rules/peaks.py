@@ -1,5 +1,6 @@
 """Measured rates against the limits that the text states and those that links' names mean; shares of a peak, MFU."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -141,7 +142,8 @@ def _crossed(row: Row) -> Iterator[Quantity]:
 
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
     part, link = _part_of(row, q, own), False
-    if re.search(r"(?i)\bexceeds?\b.* can\b|\beffective\b", row.text):
+    unknown = row.kind == "line" and not _parts(own) and len(_parts(row.text)) > 1
+    if unknown or re.search(r"(?i)\bexceeds?\b.* can\b|\beffective\b", row.text):
         return  # which the text says itself
     if q.kind == "bandwidth" and len(many := _parts(own)) > 1:
         part = next((s.part for s in stated if s.part in many), part)
@@ -173,11 +175,15 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         beside = (limit.q,) if limit.q else ()
         ask = "" if sure else ": is it of the same part?"
         yield finding(verdict, "link" if link else "limit", message + ask, q, *beside)
-    p = row.only("percent") if q.value.lo < 3 * most and len(row.of("bandwidth")) == 1 else None
+    p = row.only("percent") if len(row.of("bandwidth")) == 1 else None
+    p = p or next(
+        (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact), None
+    )
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
     whole = [s.value * x for s in held for x in ends]
-    if p and _OF_LINK.search(p.words) and not any((q.value / p.value).meets(x, 0.06) for x in whole):
+    made = ((q.plain / p.value, 0.03), (q.plain * 1.0737 / p.value, 0.01)) if p and q.value.lo < 3 * most else ()
+    if p and made and _OF_LINK.search(p.words) and not any(m.meets(x, s) for x in whole for m, s in made):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 

@@ -153,9 +153,16 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     targets, broken = [t for t in held[at] if t.figure], []
+    good = [c[at] for c in itertools.product(*held) if _fits(c, factors)]
     for target in targets:
+        # Beside one that fits, what counts otherwise: reads and writes, all GPUs.
+        if any(target.value.meets(t.value * f, 0.03) for t in good for f in law.also if t is not target):
+            continue
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         off = [c[0].value * c[1].value / c[2].value for c in combos]
+        lengths = {n for c in combos for t in c if not t.figure and t.kind == "token/item" for n in t.lines}
+        if at == 2 and off and off[0].lo > 1 and any("random" in row.report.lines[n - 1] for n in lengths):
+            continue  # they are drawn up to this one
         # Far off, and not by its prefix, it is of something else.
         worked_out = lent or any(t.kind in ("items", "tokens") and not t.figure for c in combos for t in c)
         ways = ((1.0,) if worked_out else factors) if row.kind != "table" else ()

@@ -131,6 +131,8 @@ def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "con
     return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
 
 
+# Rates that are no work over the whole time.
+_NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
 WRITTEN = re.compile(
@@ -150,7 +152,7 @@ def terms(row: Row) -> tuple[Term, ...]:
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
-    typed = [q for q in typed if not (q.kind.endswith("_per_s") and q.after.startswith("peak"))]
+    typed = [q for q in typed if not (q.kind.endswith("_per_s") and _NO_MEAN.search(f"{q.label}|{q.after}"))]
     found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]
@@ -233,7 +235,8 @@ def weights(row: Row, q: Quantity) -> Term | None:
     if not single or max(report.everything.of("concurrency") or (1,)) > 1:
         return None
     held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
-    held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}")]
+    sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's
+    held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and b.label == "size")]
     formats = row.facts.of("formats") or report.everything.of("formats")
     held = [b for b in held if b in row.quantities] or held
     if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):

@@ -91,6 +91,8 @@ def _listed(row: Row) -> Iterator[Finding]:
         lines = lines if row.report.blocks[row.block].kind == "prose" else []
         own = ([x for x in row.of(q.kind) if x.end <= q.start], [x for x in row.of(q.kind) if x.start > q.end])
         earlier = [x for r in lines if r.text != row.text for x in r.of(q.kind)]
+        if own[1] and ";" in row.text[q.end : own[1][0].start]:
+            own = own[0], []  # another thought
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
         ranked = any(_RANK.search(x.label.lower()[-12:]) for x in parts)
         if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
@@ -169,6 +171,8 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False
     groups, last = dict[tuple[str, str], dict[float, Quantity]](), ""
     for label, q in figures:
         plain = re.sub(r"[_/]", " ", label.lower())
+        if re.search(r"\b(?:min|max)\w* (?:test )?duration", plain):
+            continue  # a setting
         ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-40:])
         sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
         # Of rates a high percentile may be a low one.
