@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval, exact
@@ -31,56 +31,60 @@ def columns(report: Report) -> Iterator[Finding]:
                 yield from _column(grid, index, kinds.pop())
 
 
+_COUNTED, _RATES, _TIMED = ("tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
+# What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
+_WAYS: dict[str, Callable[[Interval], Interval]] = {
+    "": lambda x: x,
+    "÷": lambda x: exact(1.0) / x,
+    "²": lambda x: x * x,
+    "³": lambda x: x * x * x,
+    " log": lambda x: x * math.log(x.mid),
+}
+
+
 @dataclass(frozen=True)
 class _Factor:
-    """What a column may be in proportion to: another, or a power of the rows' sizes."""
+    """A column in one of the ways; `whole` are sizes, tokens and things counted."""
 
     name: str
+    way: str
     cells: dict[int, Interval]
     column: int
     kind: str
-    grown: bool = False
+    whole: bool
+
+
+def _factors(grid: Grid) -> Iterator[_Factor]:
+    """The columns of figures and those of whole numbers that differ down the table."""
+    names, sizes = [*map(str.strip, grid.header)], 0
+    for c, name in enumerate((*names, *(n for n in grid.body[0].bare if n not in map(str.lower, names)))):
+        held = {r: q for r, row in enumerate(grid.body) if (q := row.figure(c))}
+        bare = {r: exact(x) for r, row in enumerate(grid.body) if (x := row.bare.get(name.lower()))} if not held else {}
+        kinds = {q.kind for q in held.values()} or {"number"}
+        cells = {r: q.plain for r, q in held.items() if q.plain.width < 0.2} or bare
+        if len(kinds) == 1 and len(cells) >= max(4, len(grid.body) - 1):
+            (kind,) = kinds
+            whole = kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in cells.values())
+            if kind in (*_RATES, *_TIMED) or _varies(cells.values()):
+                sizes += (size := whole and kind == "number")
+                for way in [*_WAYS][: 5 if size and sizes < 5 else 2]:
+                    yield _Factor(name, way, {r: _WAYS[way](x) for r, x in cells.items()}, c, kind, whole)
 
 
 def proportions(report: Report) -> Iterator[Finding]:
     """A column that another makes, or two, but for one constant: to the last digit in all rows but one; a rate and its
     time, which may be of one work, less exactly. It asks."""
     for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
-        names = [*(h.strip() for h in grid.header)]
-        names += [n for n in grid.body[0].bare if n not in [h.lower() for h in names]]
-        held = [f for c, name in enumerate(names) if (f := _factor(grid, name, c))]
-        held = [f for f in held if f.kind in (*_RATES, *_TIMED) or _varies(f.cells.values())]
-        held = [f for f in held if len(f.cells) >= max(4, len(grid.body) - 1)]
-        sizes = [f for f in held if f.kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in f.cells.values())]
-        powers = [
-            replace(f, name=f.name + way, grown=True, cells={r: exact(of(x.mid)) for r, x in f.cells.items()})
-            for f in [f for f in sizes if f.kind == "number"][:4]
-            for way, of in _POWERS.items()
-        ]
-        found = set[int]()
-        for n, target in itertools.product((1, 2), held[::-1]):
-            others = [f for f in (*held, *powers) if f.column != target.column and same_statistic(f.name, target.name)]
+        factors, found = [*_factors(grid)], set[int]()
+        for n, target in itertools.product((1, 2), [f for f in factors if not f.way][::-1]):
+            others = [f for f in factors if f.column != target.column and same_statistic(f.name, target.name)]
             for some in itertools.combinations(others, n):
+                # Work is rate × time, so that a rate falls with the time and grows with the sizes.
                 timed = target.kind in _RATES and any(f.kind in _TIMED for f in some)
-                chosen = all(f in sizes for f in (target, *some))
-                few = n == 2 and not timed and len(grid.body) < 5
-                if not (chosen or len({f.column for f in some}) < n or (not timed and some[-1].grown)):
-                    for signs in itertools.product((1, -1), repeat=n) if not timed else [_signs(some)]:
-                        yield from _odd_row(grid, target, some, signs, timed, few, found)
-
-
-# What work may grow with, beside a size itself.
-_POWERS: dict[str, Callable[[float], float]] = {
-    "²": lambda x: x**2,
-    "³": lambda x: x**3,
-    " log": lambda x: x * math.log(x),
-}
-_COUNTED, _RATES, _TIMED = ("tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
-
-
-def _signs(some: tuple[_Factor, ...]) -> tuple[int, ...]:
-    """Work is rate × time, so that a rate falls with the time and grows with the sizes."""
-    return tuple(-1 if f.kind in _TIMED else 1 for f in some)
+                ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
+                chosen = all(f.whole for f in (target, *some))  # nobody measured it
+                if ways and not chosen and len({f.column for f in some}) == n:
+                    yield from _odd_row(grid, target, some, timed, found)
 
 
 def _work(row: Row, used: set[str]) -> object:
@@ -95,58 +99,37 @@ def _varies(values: Iterable[Interval]) -> bool:
     return max(mids, default=0) > 1.2 * min(mids, default=0)
 
 
-def _factor(grid: Grid, name: str, c: int) -> _Factor | None:
-    """The figures of a column, or its whole numbers."""
-    held = {r: q for r, row in enumerate(grid.body) if (q := row.figure(c))}
-    bare = {r: exact(x) for r, row in enumerate(grid.body) if (x := row.bare.get(name.lower()))} if not held else {}
-    kinds = {q.kind for q in held.values()} or {"number"}
-    cells = {r: q.plain for r, q in held.items() if q.plain.width < 0.2} or bare
-    return _Factor(name, cells, c, kinds.pop()) if len(kinds) == 1 else None
-
-
-def _odd_row(
-    grid: Grid,
-    target: _Factor,
-    some: tuple[_Factor, ...],
-    signs: tuple[int, ...],
-    timed: bool,
-    few: bool,
-    found: set[int],
-) -> Iterator[Finding]:
-    rows = [r for r in target.cells if all(r in f.cells for f in some)]
-    made = dict.fromkeys(rows, exact(1.0))
-    for f, sign in zip(some, signs, strict=True):
-        made = {r: made[r] * f.cells[r] if sign > 0 else made[r] / f.cells[r] for r in rows}
-    factors = {r: target.cells[r] / made[r] for r in rows}
-    middle = sorted(f.mid for f in factors.values())[len(rows) // 2] if len(rows) > 3 else 0.0
+def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool, found: set[int]) -> Iterator[Finding]:
+    """`found` are rows that are asked about, and columns, below zero, of which all rows say what they are made of."""
+    made = {r: x for r, x in some[0].cells.items() if r in target.cells and all(r in f.cells for f in some)}
+    made = {r: x * some[1].cells[r] if some[1:] else x for r, x in made.items()}
+    factors = {r: target.cells[r] / x for r, x in made.items()}
+    middle = sorted(f.mid for f in factors.values())[len(made) // 2] if len(made) > 3 else 0.0
+    odd = [r for r, f in factors.items() if not f.meets(middle, 0.002)]
+    if timed and middle and not odd:
+        found.add(-1 - target.column)
+    exactly = len(odd) == 1 and all(f.width < 0.05 for f in factors.values())
+    odd = odd if exactly or not timed else [r for r, f in factors.items() if not f.meets(middle, FIT)]
     # Few rows confirm a plain quotient alone.
     pure = target.kind == "number" and len({f.kind for f in some}) == 1 and exact(middle).meets(1.0, 0.002)
-    if few and not pure:
+    few = len(some) == 2 and not timed and len(grid.body) < 5 and not pure
+    if few or not middle or len(odd) != 1 or not (timed or exactly) or odd[0] in found:
         return
-    odd = [r for r in rows if not factors[r].meets(middle, 0.002)]
-    if timed and middle and not odd:
-        found.add(-1 - target.column)  # all rows say what it is made of
-    exactly = len(odd) == 1 and all(f.width < 0.05 for f in factors.values())
-    if timed and not exactly:
-        odd = [r for r in rows if not factors[r].meets(middle, FIT)]
-    elif not exactly:
-        return
-    q = grid.body[odd[0]].figure(target.column) if middle and len(odd) == 1 else None
-    known = odd[:1] and (odd[0] in found or (timed and -1 - target.column in found))
-    if q is None or known or not (timed or pure or _varies(made[r] for r in rows if r not in odd)):
-        return
-    off = (factors[odd[0]] / middle).mid
-    whole = round(max(off, 1 / off))  # of two passes, of four runs
-    other = any(x.mid == 1 for x in (f.cells[odd[0]] for f in (target, *some)))  # a baseline
     row, should = grid.body[odd[0]], middle * made[odd[0]].mid
+    q, off = row.figure(target.column), (factors[odd[0]] / middle).mid
+    known = timed and -1 - target.column in found
+    if q is None or known or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
+        return
+    whole = round(max(off, 1 / off))  # of two passes, of four runs
+    other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
     # Another shape alone may be another work.
-    used = {re.sub("²|³| log$", "", f.name).lower() for f in some}
+    used = {f.name.lower() for f in some}
     other |= timed and all(_work(row, used) != _work(r, used) for r in grid.body if r is not row)
     least = 0.03 if exactly else 0.15
     if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > 0.02 and not other:
         found.add(odd[0])
-        names = " and ".join(f.name for f in some)
+        names = " and ".join(f.name + f.way.strip("÷") for f in some)
         rule = "intensity" if {target.kind, some[0].kind} == {"rate", "bandwidth"} else "proportion"
         figure = f"{si(should, UNIT_OF.get(q.kind, ''))}, not {q.text}"
         message = f"{target.name} follows from {names} in all other rows; here it would be {figure}"
