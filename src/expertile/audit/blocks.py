@@ -52,7 +52,7 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
 
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
-_BAR = re.compile(r"[|│┃║]")
+_BAR = "[|│┃║]"
 _NUMERIC = re.compile(
     r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
     r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
@@ -68,17 +68,8 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        table, used = (
-            _directive(lines, i)
-            or _asciidoc(lines, i)
-            or _counters(lines, i)
-            or _ruled(lines, i)
-            or _dashed(lines, i)
-            or _separated(lines, i)
-            or _matrix(lines, i)
-            or _aligned(lines, i)
-            or (None, 1)
-        )
+        readers = (_directive, _asciidoc, _counters, _dashed, _separated, _matrix, _aligned)
+        table, used = next(filter(None, (read(lines, i) for read in readers)), (None, 1))
         if table or not blocks or blocks[-1].table:
             blocks.append(Block("code", table=table))
         blocks[-1].lines += [] if table else [lines[i]]
@@ -152,25 +143,6 @@ def _header_ok(header: list[str]) -> bool:
     return not figures and len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
 
 
-def _bars(text: str) -> list[str]:
-    return [c.strip() for c in _BAR.split(text.strip().strip("|│┃║"))]
-
-
-def _ruled(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    head = _bars(lines[i].text)
-    if len(head) < 2 or not (_RULE.match(lines[i].text) or _header_ok(head)):
-        return None
-    taken, j = [], i
-    while j < len(lines) and (len(_BAR.findall(lines[j].text)) >= 2 or (_RULE.match(lines[j].text) and j > i)):
-        if not _RULE.match(lines[j].text):
-            taken.append((lines[j].number, _bars(lines[j].text)))
-        j += 1
-    if len(taken) < 2 or not _header_ok(taken[0][1]):
-        return None
-    rows = [(number, cells) for number, cells in taken[1:] if len(cells) == len(taken[0][1])]
-    return (table_of(taken[0][1], rows, lines[i].number), j - i) if rows else None
-
-
 def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns as wide as the dashes below their names: nsys, psql, the simple tables of reStructuredText."""
     before, _, rule, _, below = (lines[k].text if 0 <= k < len(lines) else "" for k in range(i - 1, i + 4))
@@ -200,20 +172,25 @@ _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line
 
 
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    for mark in (",", ";", "\t", "&"):
-        text = _END.sub("", lines[i].text.lstrip("# "))
-        parts = re.split(rf"{mark}(?![^()]*\))", text) if len(text) < 999 else text.split(mark)  # not within brackets
-        header = [c.strip() for c in parts]
+    for mark in (_BAR, ",", ";", "\t", "&"):
+        text, bars, latex = lines[i].text.lstrip("# "), mark == _BAR, mark == "&"
+        within = rf"{mark}(?![^()]*\))" if len(text) < 999 and not bars else mark  # not within brackets
+        header = _split(within, text)
         # Where the marks leave no doubt, a heading may name a part and its figures.
-        names = [re.sub(r"\(.*?\)", "", h) for h in header] if mark == "&" else header
-        if len(header) < (2 if mark == "&" else 3) or not _header_ok(names) or max(map(len, header)) > 40:
+        names = [re.sub(r"\(.*?\)", "", h) for h in header] if latex else header
+        if len(header) < (2 if bars or latex else 3) or not _header_ok(names) or max(map(len, header)) > 40 + 99 * bars:
             continue
-        below = [line for line in lines[i + 1 :] if mark != "&" or not _LATEX_RULE.match(line.text)]
-        split = ((line.number, [c.strip() for c in _END.sub("", line.text).split(mark)]) for line in below)
-        rows = list(itertools.takewhile(lambda row: len(row[1]) == len(header), split))  # noqa: B023
-        if rows and all(any(is_numeric(c) for c in cells) for _, cells in rows):
+        rule = _RULE if bars else _LATEX_RULE if latex else re.compile("(?!)")
+        below = ((line.number, _split(mark, line.text)) for line in lines[i + 1 :] if not rule.match(line.text))
+        rows = list(itertools.takewhile(lambda row: len(row[1]) == len(header), below))  # noqa: B023
+        if rows and (bars or all(any(is_numeric(c) for c in cells) for _, cells in rows)):
             return table_of(header, rows, lines[i].number), rows[-1][0] - lines[i].number + 1
     return None
+
+
+def _split(mark: str, text: str) -> list[str]:
+    plain = text.strip().strip("|│┃║") if mark == _BAR else _END.sub("", text)
+    return [c.strip() for c in re.split(mark, plain)]
 
 
 def _matrix(lines: list[Line], i: int) -> tuple[Table, int] | None:
