@@ -233,14 +233,20 @@ _NUMBER_OF = re.compile(
     r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "
     r"((?:event|transaction|operation|call|row|iteration|message|packet|frame|job|update|insert|read|write)s)\b"
 )
-# As serving benchmarks name them without a unit.
-_THROUGHPUT = re.compile(r"(?i)\b(request|output(?: token)?|total token|token|image|sample)s? throughput$")
-
-
 _MONEY = re.compile(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
 _MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
-
-
+# Names that mean a unit without naming it.
+_MEANT = tuple(
+    (re.compile(f"(?i){form}"), unit)
+    for form, unit in (
+        (r".*\bhourly\b", "USD/h"),
+        (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
+        (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
+        (r".*\boutput throughput$", "tokens/s"),
+        (r".*\b(request|token|image|sample)s? throughput$", r"\1s/s"),
+        (r".*\b(?:size|length|message|msg|data)\b.*\(B\)$", "bytes"),
+    )
+)
 # A share without a sign: "mfu: 0.42".
 _OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
 
@@ -253,15 +259,11 @@ def unit_of_name(name: str) -> Unit | None:
     if last != name and "_" in last and (inner_unit := unit_of_name(last)):  # of a record within a record
         return inner_unit
     spaced = name.replace("_", " ")
-    if re.search(r"(?i)\bhourly\b", spaced):
-        spaced = "$ per hour"
     if _MONEY.search(spaced) and (per := _MONEY_PER.search(spaced)):  # "usd_per_million_output_tokens", "$/1M tokens"
         found = match_unit("USD per " + re.sub(r"(?i)\b(?:usd|eur|dollars?)\b", "", per[1]).strip())
         return found[0] if found and found[0].kind != "money" else None
-    if re.fullmatch(r"(?i)(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)", spaced):
-        return match_unit("s")[0]  # type: ignore[index]
-    if re.match(r"(?i)\W*(?:(?:%|percent|pct) of\b|percentage$)", spaced):
-        return match_unit("%")[0]  # type: ignore[index]
+    if meant := next((m.expand(unit) for form, unit in _MEANT if (m := form.match(spaced))), ""):
+        return (match_unit(meant) or (None,))[0]
     if _OF_ONE.search(spaced):
         return Unit("percent", 1.0, 1.0)
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
@@ -272,19 +274,13 @@ def unit_of_name(name: str) -> Unit | None:
             if found and found[1] >= len(text) - 2 and found[0].kind not in ("items", "params"):
                 per = _MONEY_PER.search(re.sub(r"[(\[].*?[)\]]", "", name))
                 each = match_unit(f"J per {per[1]}") if per and found[0].kind in ("energy", "money") else None
-                kind = (
-                    product(found[0].kind, each[0].kind.partition("/")[2], -1) if each and "/" in each[0].kind else ""
-                )
-                return (
-                    Unit(kind, found[0].low * each[0].low, found[0].high * each[0].high) if each and kind else found[0]
-                )
-    if re.search(r"(?i)\b(?:size|length|message|msg|data)\b.*\(B\)$", name):
-        return match_unit("bytes")[0]  # type: ignore[index]
+                if each and "/" in each[0].kind:
+                    kind = product(found[0].kind, each[0].kind.partition("/")[2], -1)
+                    return Unit(kind, found[0].low * each[0].low, found[0].high * each[0].high)
+                return found[0]
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
     bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
-    if served := _THROUGHPUT.search(bare.strip()):
-        return match_unit(f"{served[1].lower().replace('output', 'token').split()[-1]}s/s")[0]  # type: ignore[index]
     outside = _GBS.sub(r"\1/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
     if counted := _NUMBER_OF.search(spaced):
         return Unit("items", 1.0, 1.0, False, _noun(counted[1]))
