@@ -122,11 +122,8 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             found = match_unit(text[start:])
             # A single letter must stand at the figure ("102T") or be a second: "4 B" may be anything. "8 tokens=512"
             # begins the next key.
-            key = (
-                found
-                and text[at] == " "
-                and re.match(r"=" if text[at + 1] != " " else r"[:=]", text[start + found[1] :])
-            )
+            sign = "=" if text[at : at + 1] == " " != text[at + 1 : at + 2] else "[:=]" if text[at] == " " else "(?!)"
+            key = found and re.match(sign, text[start + found[1] :])
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
@@ -221,23 +218,18 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         of, end = own or (by_key or NO_UNIT, m.end())
         if of.kind == "percent" and of.low == 1 and printed(m["a"].lstrip("-+−")).mid > 150:
             continue  # "peak FLOPS for the MFU: 9.89e14" is no share
-        if (
-            by_key not in (None, NO_UNIT)
-            and of.kind == "params"
-            and (first or by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s"))
-        ):
+        counts = by_key and by_key.kind in ("rate", "tokens", "tokens_per_s", "items_per_s")
+        if of.kind == "params" and by_key and (counts or (first and by_key != NO_UNIT)):
             of = replace(by_key, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         bound = (_BOUND.search(before) and not during) or "+" in ends
         value, at = _value(m["a"], of), m.start()
-        if of.kind.partition("/")[0] in ("bytes", "B", "flop") and (
-            times := _TIMES_OVER.search(before)
-        ):  # "reads 2 x 67 MB"
+        times = _TIMES_OVER.search(before) if of.kind.partition("/")[0] in ("bytes", "B", "flop") else None
+        if times:  # "reads 2 x 67 MB"
             value, at = value * int(times[1]), m.start() - len(times[0])
-        spelled = (
-            re.match(r" ?\((\d{1,3}(?:,\d{3})+)\)", text[end:]) if of.kind in ("tokens", "items", "params") else None
-        )
+        counted = of.kind in ("tokens", "items", "params")
+        spelled = re.match(r" ?\((\d{1,3}(?:,\d{3})+)\)", text[end:]) if counted else None
         if spelled and 0.9 < printed(spelled[1]).mid / (value.mid or 1) < 1.1:
             value = exact(printed(spelled[1]).mid)  # "1M tokens (1,048,576)"
         if _ABOUT.search(before):
@@ -254,9 +246,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         ranged = of.kind in ("ratio", "percent") and not change and re.match(r" ?(?:[-–—]|to) ?\d", text[end:])
         # "-2.6 % (vs 48 % before)" names a base of its own.
         based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
-        sure = not (
-            bound or ranged or based or (m["b"] and not (rose or since)) or (of.kind != "percent" and m["a"][0] in "-−")
-        )
+        signed = of.kind != "percent" and m["a"][0] in "-−"
+        sure = not (bound or ranged or based or signed or (m["b"] and not (rose or since)))
         # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
         more = [(m["a"], m.start())] if rose else []

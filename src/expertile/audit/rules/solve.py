@@ -129,9 +129,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     if any(f.noun == "request" and f.kind == "items" for f in figures):
         text = re.sub(r"(?i)requests?", "", text)  # they are what is counted
     if not re.search(r"(?i)decod|generat|output", text):
-        text = re.sub(
-            "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill", "", text
-        )
+        prompts = "(?i)prefill|prompt|ttft|(?:time to )?first token" if "prefill" in text else "(?i)prefill"
+        text = re.sub(prompts, "", text)
     lent_of = " ".join(f.words for f in figures if f not in row.quantities)
     if lent_of and re.search(law.unless, lent_of):
         return
