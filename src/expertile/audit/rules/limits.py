@@ -118,10 +118,7 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     text = f"{q.words} {row.text.lower()}"
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     # "… at 5.9 TB/s from HBM" says it of the figure itself; so many bytes fit in no cache.
-    said = re.search(
-        r"\b(?:from|to|of) (?:hbm|dram)|(?:hbm|dram) (?:bandwidth|throughput|traffic)|memory throughput \([tg]byte/s",
-        q.words,
-    )
+    said = _OF_DRAM.search(q.words)
     moved = row.of("bytes") or _bytes_near(row)
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
     other = not said and _CACHED.search(_BOARD.sub("", f"{text} {row.headings}"))
