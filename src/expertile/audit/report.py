@@ -343,7 +343,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
         row = Row("table", number, "", [], index)
         cells = [clean(c) for c in raw]
         measure = _MEASURED_BY.search(cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
-        by_row = unit_of_name(cells[0]) if measure else None
+        by_row = unit_of_name(cells[0]) if measure and not quantities(cells[0], number) else None
         for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
             size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
             plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
