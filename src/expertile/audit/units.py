@@ -132,7 +132,9 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
-_PER_DEVICE = re.compile(r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h)")
+_PER_DEVICE = re.compile(
+    r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h)"
+)
 _PER = re.compile(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|"
     rf"request|sequence|frame)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"

@@ -5,7 +5,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from expertile.audit.facts import facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
@@ -204,14 +203,7 @@ def _every(grid: Grid, row: Row) -> Iterator[Finding]:
 
 
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:
-    """The columns of the kind of a figure; of a ratio, where there are none, the quotients of two and of their sums."""
     columns = [(g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind)]
-    for g, k in itertools.product(grids, TYPED) if q.kind == "ratio" and not columns else ():
-        two = _pairs(g, k)
-        a, b = (sum(mid(xy[i]) for xy in two) for i in (0, 1))
-        two = [(y, x) for x, y in two] if a < b else two
-        quotients = [replace(x, value=x.value / y.value) for x, y in two]
-        columns += [(g, quotients), (g, [replace(x, value=exact(max(a, b) / min(a, b))) for x, _ in two])]
     return [(g, held) for g, held in columns if len(held) > 2]
 
 

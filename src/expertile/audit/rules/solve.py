@@ -172,10 +172,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             broken.append(combos[0])
     two = lent and len(targets) == 2 and targets[0].text != targets[1].text
     if broken and len(broken) in (1, len(targets)) and not two:
-        made_of = combine(broken[0][0], broken[0][1], 1) if at == 2 else None
-        block = [r for r in row.report.lines_of_text if r.block == row.block] if lent and made_of else []
-        if made_of and any(q.value.meets(made_of.value, 0.03) for r in block for q in r.of(made)):
-            return  # the paragraph has it elsewhere
         # "14,042 questions; at 31 questions per second": all of them, or some?
         known = all(len(some) == 1 and (not (f := some[0].figure) or f.noun != "other") for some in held)
         sure = known and not lent and all(t.near and t.named for t in broken[0])

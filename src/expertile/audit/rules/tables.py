@@ -183,11 +183,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     only = best.direct and not best.free and (not quotient or any(len(grid.columns(k)) == 2 for k in TYPED))
     if score < 2 and not (len(told) == 2 and (only or (ones and one))):
         return
-    # A pair that suits another column better is its own.
     good = exactly(best, told)
-    for c in grid.columns("ratio", "percent") if quotient and best.direct else ():
-        if c != index and exactly(best, {r: q for r, q in enumerate(grid.column(c)) if q}) > good:
-            return
     if quotient and (2 * good < score or (not (best.direct or one or whole_of) and good < score)):
         return  # it suits the rows roughly; rates that are all alike suit any of them so
     # Where the rows agree to their last digit, so must every other.
