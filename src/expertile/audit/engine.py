@@ -63,18 +63,16 @@ def _given(gpu: str, dtype: str, shape: str) -> str:
 
 
 _HEDGED = re.compile(
-    r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|"
-    r"about|roughly|around|nearly|almost|circa|some \d|would|assum|times \d)|"
-    r"\?[!?*_\"')]*(?:\s|$)"
+    r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
+    r"almost|circa|some \d|would|assum|times \d)|\?[!?*_\"')]*(?:\s|$)"
 )
 
 
 # What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
 _EXPLAINED = re.compile(
     r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
-    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |"
-    r"(?:as if|equivalent to) dense|infinity cache|cache-resident|"
-    r"(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
+    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|"
+    r"equivalent to) dense|infinity cache|cache-resident|(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )
 

@@ -43,8 +43,7 @@ class Quantity:
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
-    r"little|low|high) as|at most|"
-    r"\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
+    r"little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
     r"within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(

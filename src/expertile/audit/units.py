@@ -136,12 +136,10 @@ _PER_DEVICE = re.compile(
     r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h)"
 )
 _PER = re.compile(
-    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|"
-    rf"request|sequence|frame)|-per-|(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|"
-    rf"generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|1,?000|"
-    rf"thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op|sweep|"
-    rf"pass|run|generation))|"
-    rf"(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
+    rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|request|sequence|frame)|-per-|"
+    rf"(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|"
+    rf"1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op|sweep|"
+    rf"pass|run|generation))|(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?|kWh))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<cycle>(?i:cycles?))|(?P<other>(?i:clk|clock|sm|block|thread|head|warp|core|node)))\b"
 )
@@ -226,10 +224,9 @@ _BARE = re.compile(
 _GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
-    r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|"
-    r"input|prompt)[ _](?:\w+[ _])?"
-    r"(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|seen))?|"
-    r"(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
+    r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|input|"
+    r"prompt)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|"
+    r"seen))?|(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
 )
 _NUMBER_OF = re.compile(
     r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "

@@ -56,10 +56,9 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
 EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
 _LIMIT = re.compile(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
-    r"\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|"
-    r"tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|at most|"
-    r"cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|"
-    r"(?:nvlink|pci-?e|hbm|ethernet|infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
+    r"\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|"
+    r"at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
+    r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a figure a peak, and a percentage one of a peak.
 PEAK = re.compile(
@@ -70,9 +69,8 @@ SHARE = re.compile(
 )
 # A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
 NAMED = re.compile(
-    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|"
-    r"\((?:nvlink|pci-?e)[\w. ]{0,12} |"
-    r"\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
+    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
+    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
 )
 MEASURED = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"

@@ -50,9 +50,8 @@ _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
 ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
-    r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|"
-    r"to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|upload|download|h->d|d->h|pinned|"
-    r"transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
+    r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
+    r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
 )
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
