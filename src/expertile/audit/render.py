@@ -9,7 +9,6 @@ from expertile.audit.engine import Audit
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT, QUESTION, Finding
 
 FORMATS = ("text", "md", "json", "sarif", "html")
-Shown = Sequence[tuple[Audit, Sequence[Finding]]]
 _MARK = {IMPOSSIBLE: "✗", INCONSISTENT: "✗", QUESTION: "?"}
 
 
@@ -20,8 +19,7 @@ def render(audits: Sequence[Audit], form: str) -> str:
     """
     if form not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {form!r}")
-    shown = [(audit, audit.findings) for audit in audits]
-    return {"text": _text, "md": _markdown, "json": _json, "sarif": _sarif, "html": _html}[form](shown)
+    return {"text": _text, "md": _markdown, "json": _json, "sarif": _sarif, "html": _html}[form](audits)
 
 
 def verdict(audit: Audit) -> str:
@@ -38,42 +36,42 @@ def _lines_of(f: Finding) -> str:
     return ", ".join(map(str, f.all_lines[:6])) + (" …" if len(f.all_lines) > 6 else "")
 
 
-def _text(shown: Shown) -> str:
+def _text(audits: Sequence[Audit]) -> str:
     out = []
-    for audit, found in shown:
+    for audit in audits:
         out.append(f"{audit.name}: {verdict(audit)}")
-        for f in found:
+        for f in audit.findings:
             out.append(f"  {_MARK[f.verdict]} line {_lines_of(f)}: {f.verdict} ({f.rule}): {f.quote}")
             out.append(f"      {f.message}")
     return "\n".join(out)
 
 
-def _markdown(shown: Shown) -> str:
+def _markdown(audits: Sequence[Audit]) -> str:
     out = []
-    for audit, found in shown:
+    for audit in audits:
         out += [f"## {audit.name}", "", verdict(audit) + ".", ""]
         cells = [("line", "verdict", "figure", "arithmetic"), ("---",) * 4]
-        cells += [(_lines_of(f), f"{f.verdict}: {f.rule}", f.quote, f.message) for f in found]
-        for row in cells if found else ():
+        cells += [(_lines_of(f), f"{f.verdict}: {f.rule}", f.quote, f.message) for f in audit.findings]
+        for row in cells if audit.findings else ():
             out.append("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |")
         out.append("")
     return "\n".join(out).rstrip("\n")
 
 
-def _json(shown: Shown) -> str:
+def _json(audits: Sequence[Audit]) -> str:
     files = [
         {
             "file": audit.name,
             "figures": audit.figures,
             "accusations": len(audit.accusations),
-            "findings": [asdict(f) | {"lines": f.all_lines} for f in found],
+            "findings": [asdict(f) | {"lines": f.all_lines} for f in audit.findings],
         }
-        for audit, found in shown
+        for audit in audits
     ]
     return json.dumps(files, indent=1, ensure_ascii=False)
 
 
-def _sarif(shown: Shown) -> str:
+def _sarif(audits: Sequence[Audit]) -> str:
     """SARIF 2.1.0 (OASIS), as code scanning reads it."""
     results = [
         {
@@ -85,8 +83,8 @@ def _sarif(shown: Shown) -> str:
                 for line in (f.line, *(line for line in f.all_lines if line != f.line))
             ],
         }
-        for audit, found in shown
-        for f in found
+        for audit in audits
+        for f in audit.findings
     ]
     rules = [{"id": rule} for rule in sorted({str(r["ruleId"]) for r in results})]
     driver = {"name": "expertile audit", "informationUri": "https://pypi.org/project/expertile/", "rules": rules}
@@ -102,15 +100,15 @@ tr.ask{background:#fff3cd}p.f{margin:.2rem 0 .4rem;font-size:14px}a{color:inheri
 @media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}tr.bad{background:#5a1f1b}tr.ask{background:#4d4010}}"""
 
 
-def _html(shown: Shown) -> str:
+def _html(audits: Sequence[Audit]) -> str:
     """The report's own lines, marked, with the arithmetic below each."""
     body = []
-    for i, (audit, found) in enumerate(shown):
+    for i, audit in enumerate(audits):
         body.append(f"<h2>{html.escape(audit.name)}</h2><p><strong>{html.escape(verdict(audit))}</strong></p><ul>")
-        body += [f'<li><a href="#f{i}-{f.line}">line {f.line}</a>: {html.escape(f.quote)}</li>' for f in found]
+        body += [f'<li><a href="#f{i}-{f.line}">line {f.line}</a>: {html.escape(f.quote)}</li>' for f in audit.findings]
         body.append("</ul><table>")
         for number, line in enumerate(audit.lines, 1):
-            touched = [f for f in found if number in f.all_lines]
+            touched = [f for f in audit.findings if number in f.all_lines]
             kind = "bad" if any(f.verdict in ACCUSATIONS for f in touched) else "ask" if touched else ""
             body.append(f'<tr id="f{i}-{number}" class="{kind}"><td class="n">{number}</td><td class="l">')
             body.append(html.escape(line[:2000]))
