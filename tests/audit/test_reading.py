@@ -220,3 +220,14 @@ def test_a_measure_called_mean_is_no_summary():
 def test_columns_in_camel_case_have_units():
     (grid,) = Report("Name,TotalDurationNs,AverageNs\na,1000,100\nb,3000,300\n", "x.csv").grids
     assert [q.kind for row in grid.rows for q in row.quantities] == ["time"] * 4
+
+
+@pytest.mark.parametrize("text", ['{"cells": null}', '{"cells": [1]}', "[1, null]", '{"a": {"cells": []}}'])
+def test_json_that_looks_like_a_notebook_is_data(text):
+    assert audit_text(text, "x.ipynb").findings == ()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1] and more"])
+def test_a_json_file_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match=r"JSON|Expecting|expecting"):
+        audit_text(text, "x.json")

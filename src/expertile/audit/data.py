@@ -38,6 +38,8 @@ def json_values(text: str) -> list[Any]:
         value, end = decoder.raw_decode(rest)
         found.append(_leaves(value))
         rest = rest[end:].lstrip()
+    if not found:
+        raise ValueError("JSON: expected a value, got nothing")
     return found
 
 

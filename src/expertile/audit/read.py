@@ -84,8 +84,10 @@ def read(text: str, name: str = "") -> list[Block]:
     kind = format_of(name, text)
     if kind == "json":
         values = json_values(text)
-        notebook = len(values) == 1 and isinstance(values[0], dict) and "cells" in values[0]
-        return _notebook(values[0]) if notebook else read_values(values)
+        cells = values[0].get("cells") if isinstance(values[0], dict) else None
+        if isinstance(cells, list) and all(isinstance(cell, dict) for cell in cells):
+            return _notebook(cells)
+        return read_values(values)
     if kind == "yaml":
         return read_yaml(text)
     return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](_numbered(text))
@@ -179,13 +181,13 @@ def _is_paragraph(lines: list[Line]) -> bool:
     return len(lines) > 1 and wrapped and words and not (alike or named)
 
 
-def _notebook(loaded: dict[str, Any]) -> list[Block]:
+def _notebook(cells: list[dict[str, Any]]) -> list[Block]:
     def lines_of(source: list[Leaf] | Leaf) -> list[Line]:
         pieces = source if isinstance(source, list) else [source]
         return [Line(piece.line, text) for piece in pieces for text in piece.splitlines()]
 
     blocks: list[Block] = []
-    for cell in loaded["cells"]:
+    for cell in cells:
         if cell.get("cell_type") == "markdown":
             blocks += _markdown(lines_of(cell.get("source", [])))
         for output in cell.get("outputs", []):
