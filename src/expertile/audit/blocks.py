@@ -211,7 +211,6 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     found: list[tuple[Table, int]] = []
     for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
         head = re.sub(r"\( +", "(", lines[i].text)
-        head = re.sub(r"(?<=\S) (?=Metric (?:Unit|Value)\b)", "  ", head)  # of Nsight Compute
         header = split.split(head.lstrip("# ").strip())
         # Two columns are a table where the second has a unit.
         if len(header) == 2 and not re.fullmatch(
