@@ -5,6 +5,7 @@ parameters are `TensorMap` values, addresses and integers.
 """
 
 import ctypes
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from triton.runtime.cache import get_cache_manager
 
+_KEPT = "kernel.cubin"
 _TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 _PARTS, GROUPS = (Path(__file__).with_name(name) for name in ("parts.cu", "groups.cu"))
 HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
@@ -97,12 +100,24 @@ def multiply_256(dtype: str, turned: tuple[int, int]) -> str:
 
 
 def compiled(source: str, *more: str) -> bytes:
-    """The binary (cubin) for sm_90a of a CUDA C++ program; `more`: further options of the compiler. RuntimeError with
-    its messages where the program does not compile."""
+    """The binary (cubin) for sm_90a of a CUDA C++ program; `more`: further options of the compiler. It is kept where
+    Triton keeps what it compiles (`TRITON_CACHE_DIR`). RuntimeError with the compiler's messages where the program does
+    not compile."""
     options = ("--gpu-architecture=sm_90a", "--std=c++17", *more)
     nvrtc = _nvrtc()
     if nvrtc is None:
         raise RuntimeError(missing())
+    version = (ctypes.c_int * 2)()
+    nvrtc.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    kept = get_cache_manager(hashlib.sha256("\n".join((*map(str, version), *options, source)).encode()).hexdigest())
+    if (path := kept.get_file(_KEPT)) is not None:
+        return Path(path).read_bytes()
+    binary = _compiled(nvrtc, source, options)
+    kept.put(binary, _KEPT, binary=True)
+    return binary
+
+
+def _compiled(nvrtc: ctypes.CDLL, source: str, options: Sequence[str]) -> bytes:
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"expertile.cu", 0, None, None)
     try:

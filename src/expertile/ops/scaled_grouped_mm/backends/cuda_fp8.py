@@ -4,9 +4,9 @@
 
     RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]  scales BLOCK  out[rows of g], bfloat16 or float16
 
-What Gluon (`gluon_fp8`) lacked: tiles of 192 columns, since its block shapes are powers of two. Two consumers of
-64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192 of a thread's
-232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
+What Gluon (`gluon_fp8`) lacked: tiles of any multiple of 16 columns, since its block shapes are powers of two. Two
+consumers of 64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192 of
+a thread's 232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
 barriers, where here one lane of a warp arrives. And clusters, in which programs that share a tile's steps send each
 other their sums: a split K without a second kernel.
 
@@ -303,7 +303,7 @@ def _maps(
 
 BACKEND = Backend(
     name="cuda_fp8",
-    summary="CUDA C++ kernel for Hopper: tiles 192 columns wide, TMA ring, FP8 wgmma, float32 promotion every 128",
+    summary="CUDA C++ kernel for Hopper: tiles of 64 to 192 columns, TMA ring, FP8 wgmma, float32 promotion every 128",
     supports=supports,
     configs=configs,
     run=run,
