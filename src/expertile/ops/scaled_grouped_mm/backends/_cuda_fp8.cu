@@ -4,7 +4,7 @@
 // summands deep, holds a [ROWS, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales of a;
 // TMA brings all three. A consumer multiplies a stage into `part`, gives the stage back and adds part * scales to `sum`
 // in float32, while the other one multiplies. In tiles at the right edge consumers multiply as few columns as there are,
-// in multiples of 64. Two scales of b meet in a tile behind any multiple of GRAIN columns.
+// in multiples of 64.
 //
 // The scheduling warp is a tile ahead: it finds the tile, tells the others through one of two slots and copies the
 // tile's scales of b for all steps beside it.

@@ -5,10 +5,10 @@
     RAGGED_M  a [M_tot, K]  b [G, K, N] stored [G, N, K]  scales BLOCK  out[rows of g], bfloat16 or float16
 
 What Gluon (`gluon_fp8`) lacked: tiles of any multiple of 16 columns, since its block shapes are powers of two. Two
-consumers of 64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192 of
-a thread's 232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each step's
-barriers, where here one lane of a warp arrives. And clusters, in which programs that share a tile's steps send each
-other their sums: a split K without a second kernel.
+consumers of 64 x 192 read (128 + 192) · 128 bytes for 128 · 192 · 256 FLOP, 40 KB a step. Sums and products take 192
+of a thread's 232 registers; one consumer promotes while the other multiplies. Gluon stands two `bar.sync` beside each
+step's barriers, where here one lane of a warp arrives. And clusters, in which programs that share a tile's steps send
+each other their sums: a split K without a second kernel.
 
 TMA brings the scales of a, so it wants rows side by side, as `quantize_activations` leaves them: strides (1, a multiple
 of 4). Others are copied into that order first, by a kernel of its own.
