@@ -59,6 +59,18 @@ def test_a_mistake_is_one_line(arguments, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path, capsys):
+    report = tmp_path / "a.md"
+    report.write_text("1 ms")
+    for arguments, named in (
+        ([str(tmp_path / "none.md")], "none.md: No such file or directory"),
+        ([str(tmp_path)], f"{tmp_path.name}: Is a directory"),
+        ([str(report), "--out", str(tmp_path / "none" / "b.md")], "b.md: No such file or directory"),
+    ):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.endswith(f"{named}\n")
+
+
 def test_the_help_names_what_the_overview_documents(capsys):
     typer = pytest.importorskip("typer")
     from expertile.cli.audit import audit

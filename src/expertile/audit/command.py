@@ -27,17 +27,20 @@ HELP = {
 def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, **setup: str) -> bool:
     """Audit `files` ("-" is standard input), print or write the verdicts, and say whether none fails.
 
-    `setup`: gpu, dtype, shape as `audit_text` takes them. Raises ValueError for a choice that is not known, OSError for
-    a file that cannot be read.
+    `setup`: gpu, dtype, shape as `audit_text` takes them. Raises ValueError for a choice that is not known and for a file
+    that cannot be read or written.
     """
     if fail_on not in FAIL_ON:
         raise ValueError(f"fail-on: expected one of {', '.join(FAIL_ON)}, got {fail_on!r}")
-    audits = [_audit(name, **setup) for name in files]
-    text = render(audits, form)
-    if out is None:
-        print(text)
-    else:
-        out.write_text(text + "\n", encoding="utf-8")
+    try:
+        audits = [_audit(name, **setup) for name in files]
+        text = render(audits, form)
+        if out is None:
+            print(text)
+        else:
+            out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{error.filename or 'standard output'}: {error.strerror}") from None
     return not any(f.verdict in FAIL_ON[fail_on] for audit in audits for f in audit.findings)
 
 
@@ -61,6 +64,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m exper
         parser.add_argument(flag, help=HELP[flag], **{"default": "", **special.get(flag, {})})
     try:
         return 0 if run(**vars(parser.parse_intermixed_args(arguments))) else 1
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"expertile: {error}", file=sys.stderr)
         return 2
