@@ -27,8 +27,8 @@ HELP = {
 def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, **setup: str) -> bool:
     """Audit `files` ("-" is standard input), print or write the verdicts, and say whether none fails.
 
-    `setup`: gpu, dtype, shape as `audit_text` takes them. Raises ValueError for a choice that is not known and for a file
-    that cannot be read or written.
+    `setup`: gpu, dtype, shape as `audit_text` takes them. Raises ValueError for a choice that is not known, and for a
+    file that cannot be read or written.
     """
     if fail_on not in FAIL_ON:
         raise ValueError(f"fail-on: expected one of {', '.join(FAIL_ON)}, got {fail_on!r}")
