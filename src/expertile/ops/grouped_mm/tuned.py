@@ -22,7 +22,6 @@ from expertile.ops.grouped_mm.problem import LINE_BYTES, Layout, Problem
 
 VERSION = 1
 POLICIES = ("graph", "eager")
-SKEWS = ("even", "skewed", "one")
 
 # What the axes of `Features.point` and the steps count.
 _ROWS, _SUMMANDS, _TILES, _INTENSITY, _BYTES = 0.85, 0.5, 0.7, 0.5, 0.4
