@@ -312,15 +312,20 @@ class Report:
 def _alike(lines: list[Row]) -> Iterator[Grid]:
     """Lines that differ in their figures alone ("512: eager 1.5 ms, fused 0.75 ms -> 2.0x") as tables; a line that has
     the first of the figures only ("naive: 10.5 ms") is the baseline of the others."""
-    alike: dict[int, dict[str, list[Row]]] = {}
+    alike: dict[int, dict[tuple[str, str], list[Row]]] = {}
     for row in lines:
         if 0 < len(row.quantities) < 7:
             behind = re.sub(r"[\d.,]+|\s+", lambda m: "0" if m[0].strip() else " ", row.text[row.quantities[0].start :])
             behind = re.sub(r"[-+−]?0( ?)[nµm]?(?=s\b)|[-+−]0", r"0\1", behind)  # whatever the prefix and the sign
-            alike.setdefault(row.block, {}).setdefault(behind.strip(), []).append(row)
+            for whole in ("", re.sub(r"[\d.,]+", "0", row.text)):
+                alike.setdefault(row.block, {}).setdefault((behind.strip(), whole), []).append(row)
     for block, groups in alike.items():
-        for behind, rows in groups.items():
-            bare = [r for b, group in groups.items() if b != behind and behind.startswith(b) for r in group]
+        for (behind, whole), rows in groups.items():
+            # "Decode 3. latency: 9 ms" among "Prefill. latency: 200 ms" is of a table of its own.
+            if whole and not 3 < len(rows) < len(groups[behind, ""]):
+                continue
+            others = (g for (b, form), g in groups.items() if not form and b != behind and behind.startswith(b))
+            bare = [r for group in others for r in group]
             bare = [r for r in bare if r.quantities[0].kind == rows[0].quantities[0].kind]
             if len(rows) + bool(bare) < 3 or len(rows) < 2 or (len(rows[0].quantities) < 2 and len(rows) < 4):
                 continue
