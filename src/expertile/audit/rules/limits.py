@@ -253,7 +253,9 @@ def _generated(row: Row) -> Iterator[Demand]:
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
-    if q and known and not _NO_DECODE.search(f"{q.words} {row.text} {prefill}") and (w := weights(row, q)):
+    # A time for each token is of no other column.
+    text = "" if q and q.kind == "s_per_token" and row.kind == "table" else row.text
+    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q)):
         rate = w.value / q.value if q.kind == "s_per_token" else q.value * w.value
         most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
