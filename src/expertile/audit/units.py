@@ -56,9 +56,9 @@ _ITEM = "|".join(form for _, form in _NOUNS)
 # "8x A100" counts, it compares nothing.
 _NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
 _SECONDS = (
-    (1e-9, "ns nsec nanoseconds"),
-    (1e-6, "us µs μs usec usecs microseconds microsec"),
-    (1e-3, "ms msec msecs millisec millisecond milliseconds"),
+    (1e-9, "ns nsec nsecond nanoseconds"),
+    (1e-6, "us µs μs usec usecs usecond microseconds microsec"),
+    (1e-3, "ms msec msecs msecond millisec millisecond milliseconds"),
     (1.0, "s sec secs second seconds Second"),
     (60.0, "min mins minute minutes"),
     (3600.0, "h hr hrs hour hours"),

@@ -74,6 +74,10 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
     kinds, around = _by_kind(held), _by_kind(_around(row))
     if len(of := around.get("flop", [])) == 1 and "flop" in kinds and not any(t.figure for t in kinds["flop"]):
         kinds["flop"] = of  # that the text states
+    # Of inputs and outputs, reads and writes around it: those of the side that the row names.
+    if side := _side(row.text) if row.kind == "line" else "":
+        its = {kind: [t for t in some if t.figure and _side(t.figure.label) == side] for kind, some in around.items()}
+        around = {kind: its[kind] if len(its[kind]) == 1 else some for kind, some in around.items()}
     lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
     # Of a log, two figures; of the sentence before, two that stand together.
     hence = row.report.blocks[row.block].kind != "prose" or _HENCEFORTH.match(row.text)
@@ -184,6 +188,17 @@ WALL = re.compile(
 )
 
 
+_SIDES = re.compile(
+    r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)"
+)
+
+
+def _side(label: str) -> str:
+    """The one of input and output, of read and write, that a label names."""
+    sides = {m.lastgroup or "" for m in _SIDES.finditer(label)}
+    return sides.pop() if len(sides) == 1 else ""
+
+
 def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     times = [t.figure.label for t in combo if t.figure and t.kind == "time"] if row.kind != "line" else []
     one_way = {t.kind for t in combo} == {"bandwidth", "bytes", "time"}
@@ -193,8 +208,7 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if any(re.search(law.unless, label) or (law.several and not batch and not WALL.search(label)) for label in times):
         return False
     labels = [t.figure.label for t in combo if t.figure]
-    sides = {m[0].lower() for x in labels if (m := re.search(r"(?i)input|output|prompt|generated", x))}
-    if len({s.replace("prompt", "input").replace("generated", "output") for s in sides}) > 1:
+    if len({_side(x) for x in labels} - {""}) > 1:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
     steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
