@@ -250,6 +250,12 @@ _MEANT = tuple(
 _OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
 
 
+def _averaged(unit: Unit, name: str) -> Unit:
+    """Tokens that are an average are so many an item."""
+    average = unit.kind == "tokens" and re.search(r"(?i)\b(?:avg|average|mean)\b", name)
+    return replace(unit, kind="token/item") if average else unit
+
+
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
     if re.fullmatch(r"(?i)\W*mins?\W*", name):
@@ -276,7 +282,7 @@ def unit_of_name(name: str) -> Unit | None:
                 if each and "/" in each[0].kind:
                     kind = product(found[0].kind, each[0].kind.partition("/")[2], -1)
                     return Unit(kind, found[0].low * each[0].low, found[0].high * each[0].high)
-                return found[0]
+                return _averaged(found[0], spaced)
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
     bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
@@ -297,9 +303,8 @@ def unit_of_name(name: str) -> Unit | None:
         unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.
         if length == len(tail) > (0 if start and tail in ("s", "h", "w", "W", "J") else 1):
-            if unit.kind == "tokens" and _COUNT.search(name) and re.search(r"(?i)\b(?:avg|average|mean)\b", spaced):
-                return replace(unit, kind="token/item")
-            return unit if unit.kind not in ("items", "params", "tokens") or _COUNT.search(name) else None
+            known = unit.kind not in ("items", "params", "tokens") or _COUNT.search(name)
+            return _averaged(unit, spaced) if known else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
     return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]
