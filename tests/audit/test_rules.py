@@ -491,3 +491,22 @@ def test_plain_keys_behind_nested_ones_keep_their_lines():
     runs = "".join(f"  - a: {n}\n    wall_seconds: {time}\n    images_per_second: {rate}\n" for n, rate, time in RUNS)
     found = audit_text(f"suite: x\nruns:\n{runs}notes: the images_per_second of each\n", "x.yaml").findings
     assert [f.line for f in found] == [10]
+
+
+@pytest.mark.parametrize(
+    "text, of",
+    [
+        (
+            "Benchmark duration (s): 70.12\nTotal input tokens: 217393\nTotal generated tokens: 198587\n"
+            "Total token throughput (tok/s): 6932.40\n",
+            "217393 + 198587 in 70.12 is 5932 tokens/s",
+        ),
+        (
+            "The 7B model trains in BF16 on 64 H100 SXM GPUs. It runs at 640,000 tokens/s, an MFU of 58.1 %.\n",
+            "an MFU of 42.4 %",
+        ),
+    ],
+)
+def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
+    (found,) = audit_text(text).findings
+    assert of in found.message

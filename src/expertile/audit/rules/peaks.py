@@ -311,7 +311,8 @@ def _mfu(row: Row) -> Iterator[Finding]:
     rate, counts = n * q.value.mid, (1.0,) if q.per_device else counts
     each = [Interval(least, 6.0, most) * (rate / (x * g)) for x, least in peaks for g in counts]
     if each and not any(e.meets(p.value) for e in each):
-        best = min((e.mid for e in each), key=lambda x: abs(x - p.value.mid))
+        shares = (6 * rate / (x * g) for d in row.devices for x in peaks_of(d, [*formats]) for g in counts)
+        best = min(shares, key=lambda x: abs(x - p.value.mid))
         at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
         message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
         yield finding(QUESTION, "MFU", message, p, q)

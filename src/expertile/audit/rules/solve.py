@@ -173,7 +173,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             f.meets(n, 30.0) or any(f.meets(n * s, 0.03) for s in (1e3, 1e-3)) for n in ways for f in off
         )
         if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
-            broken.append(combos[0])
+            broken.append(min(combos, key=_off))  # a total is of inputs and outputs
     two = lent and len(targets) == 2 and targets[0].text != targets[1].text
     if broken and len(broken) in (1, len(targets)) and not two:
         # "14,042 questions; at 31 questions per second": all of them, or some?
@@ -221,6 +221,11 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
     f = combo[0].value * combo[1].value / combo[2].value
     return not f.beyond(1.1) or any(f.meets(n * x, 0.08 if n == 1 else 0.03) for n in factors for x in combo[2].also)
+
+
+def _off(combo: tuple[Term, ...]) -> float:
+    """How far a × b is from c, as a logarithm."""
+    return abs(math.log((combo[0].value * combo[1].value / combo[2].value).mid))
 
 
 def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
