@@ -10,7 +10,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval, exact
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.made import TYPED, Cells, Made, products, quotients, shares, sources_of
+from expertile.audit.rules.made import TYPED, Cells, Made, printed_as, products, quotients, shares, sources_of
 
 _PART = re.compile(
     r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
@@ -168,6 +168,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     ranked = ((s + 2 * exactly(m, told), m.direct, m.name[-2:] == "1x", -i) for i, (s, m) in enumerate(scored))
     *_, at = max(ranked, default=(0,))
     if not scored:
+        yield from _pair(grid, index, told, ones)
         return
     score, best = scored[-at]
     if best.off != 1:
@@ -209,6 +210,24 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
             message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
             yield finding(QUESTION, "mean of ratios", message, s)
+
+
+_FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
+
+
+def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Finding]:
+    """The speed-up of one row over another, of the only figures that the two have. It asks."""
+    columns = grid.columns(*TYPED[:-1])  # memory may be less by another factor
+    if len(told) != 1 or len(ones) != 1 or len(columns) != 1 or not _FASTER.search(grid.header[index]):
+        return
+    ((r, q),) = told.items()
+    a, b = (grid.column(columns[0])[at] for at in (r, ones[0]))
+    if a and b and a.kind == b.kind and a.exact and b.exact and a.value.mid and b.value.mid:
+        y, x = sorted((a, b), key=lambda of: of.value.mid)
+        forms = [*printed_as(q, x.plain / y.plain), *printed_as(q, y.plain / x.plain)]
+        if not any(f.hi > 0 and q.value.meets(f, ODD) for f in forms):
+            message = wrong(f"{x.text} / {y.text}", x.value.mid / y.value.mid, q)
+            yield finding(QUESTION, "ratio", f"{message}: is it of these two?", q, lines=(a.line, b.line))
 
 
 def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:
