@@ -143,7 +143,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted and not algorithm):
         return
     for some in held:
-        if some[0].kind in ("bytes", "tokens") and 1 < len(some) < 4:  # what is read and what is written, together
+        # What is read and what is written, together.
+        if some[0].kind in ("bytes", "tokens", "token/item") and 1 < len(some) < 4:
             some.append(total_of(some))
     made = derived(tuple(some[0].kind for some in held))
     at = next(i for i, some in enumerate(held) if some[0].kind == made)
@@ -155,7 +156,10 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
     counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
-    targets, broken = [t for t in held[at] if t.figure], []
+    # Of one of so many GPUs that nobody says, it is any part.
+    several = law.several and not row.report.everything.of("gpus")
+    part = several and (lent or any(t.figure and not t.figure.per_device for t in held[at]))
+    targets, broken = [t for t in held[at] if t.figure and not (part and t.figure.per_device)], []
     good = [c[at] for c in itertools.product(*held) if _fits(c, factors)]
     for target in targets:
         # Beside one that fits, what counts otherwise: reads and writes, all GPUs.
