@@ -510,3 +510,17 @@ def test_plain_keys_behind_nested_ones_keep_their_lines():
 def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
     (found,) = audit_text(text).findings
     assert of in found.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The text below says that a step makes several tokens.
+        "| prompt tokens | ITL (ms) |\n|-|-|\n| 128 | 6.1 |\n\n"
+        "Llama-3.1-8B in BF16 (16.1 GB), A100-SXM4-80GB, batch size 1, with EAGLE drafts.",
+        # The column beside is a part of the whole.
+        "| build | kernel (us) | end-to-end speedup |\n|-|-|-|\n| main | 84.0 | 1.00x |\n| PR | 42.1 | 1.12x |\n",
+    ],
+)
+def test_nothing_is_asked_where_the_text_answers(text):
+    assert audit_text(text, "x.md").findings == ()

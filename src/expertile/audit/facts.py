@@ -67,14 +67,15 @@ _COUNTED = {
     "gpus": re.compile(
         r"(?<![.,\d])\b(\d{1,5}) ?(?:(?:[x×*] ?-?|(?=(?:[AHBLV]\d{2,3}[A-Z]?|T4|L4)s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b|\bn[Gg]pus (\d+)"
+        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?|gcds?|cards\b|ranks\b))\b|\bn[Gg]pus (\d+)|"
+        r"\b(?:TP|tp)[- ]?(\d{1,2})\b(?![.%])"
     ),
 }
 # Cheap tests, since most lines state no size.
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
-    r"rank|tokens|layers|elem|floats|matmul|gemm|\bbs ?\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
+    r"rank|tokens|layers|elem|floats|matmul|gemm|\b(?:bs ?|tp[- ]?)\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
 )
 _LENGTHS = re.compile(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new")
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")

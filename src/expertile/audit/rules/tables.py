@@ -213,12 +213,14 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
 
 
 _FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
+_SCOPE = re.compile(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
 
 
 def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Finding]:
     """The speed-up of one row over another, of the only figures that the two have. It asks."""
     columns = grid.columns(*TYPED[:-1])  # memory may be less by another factor
-    if len(told) != 1 or len(ones) != 1 or len(columns) != 1 or not _FASTER.search(grid.header[index]):
+    name = grid.header[index]
+    if len(told) != 1 or len(ones) != 1 or len(columns) != 1 or not _FASTER.search(name) or _SCOPE.search(name):
         return
     ((r, q),) = told.items()
     a, b = (grid.column(columns[0])[at] for at in (r, ones[0]))

@@ -43,7 +43,8 @@ _NOT_ALL = (
     r"pipelined|window"
 )
 _SHARED = (
-    r"(?i)(?<!single )(?<!one )users?\b|concurren|total|clients|parallel|\beach(?! (?:stream|user|request|client))"
+    r"(?i)(?<!single[ -])(?<!one[ -])users?\b|concurren|total|clients|parallel|"
+    r"\beach(?! (?:stream|user|request|client))"
 )
 COLLECTIVE = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
@@ -231,7 +232,8 @@ def weights(row: Row, q: Quantity) -> Term | None:
     report, batch, n = row.report, row.size("batch"), parameters(row)
     # One stream is a time for each token, or what is said to be one.
     single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
-    if not single or max(report.everything.of("concurrency") or (1,)) > 1:
+    drafted = row.kind == "table" and _DRAFTED.search(_ABSENT.sub("", report.text))  # the text below may say so
+    if not single or drafted or max(report.everything.of("concurrency") or (1,)) > 1:
         return None
     held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
     sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's
