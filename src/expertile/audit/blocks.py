@@ -138,7 +138,8 @@ def _of_cells(rows: list[list[tuple[int, str]]]) -> Table:
 
 
 def _header_ok(header: list[str]) -> bool:
-    figures = any(re.search(r"\d\.\d|\d ?(?:ms|us|s|GB|tokens)\b", h) for h in header)
+    # "FP16 ms" and "p50 ms" are names.
+    figures = any(re.search(r"\d\.\d|(?<![A-Za-z\d])\d+ ?(?:ms|us|s|GB|tokens)\b", h) for h in header)
     named = [h for h in header if re.search(r"[A-Za-z%]", h) and not is_numeric(h)]
     return not figures and len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
 
