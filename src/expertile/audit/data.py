@@ -59,12 +59,26 @@ def read_values(values: list[Any]) -> list[Block]:
 
 
 def read_yaml(text: str) -> list[Block]:
-    """Maps, lists and plain values; anchors, flow style and texts of several lines are not read."""
+    """Maps, lists and plain values; anchors, nested flow style and texts of several lines are not read."""
     bare = ((i, re.sub(r"(?:^|\s)#.*|^---.*", "", line).rstrip()) for i, line in enumerate(text.splitlines(), 1))
-    return list(_walk(_yaml([Line(i, line) for i, line in bare if line.strip()]), 0))
+    return list(_walk(_yaml([n for i, line in bare if line.strip() for n in _unfolded(Line(i, line))]), 0))
 
 
 _PAIR = re.compile(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
+
+
+_FLOW = re.compile(r"( *)((?:- +)*)([^{}\[\]:'\"]+:)? *\{([^{}\[\]]+)\}")
+
+
+def _unfolded(line: Line) -> list[Line]:
+    """ "- {step: 1, ms: 2.5}" and "run: {step: 1}" as one line for each pair."""
+    m = _FLOW.fullmatch(line.text)
+    pairs = re.split(r",\s+", m[4].strip()) if m else []
+    if not m or not (m[2] or m[3]) or not all(map(_PAIR.match, pairs)):
+        return [line]
+    inner = m[1] + " " * len(m[2]) + "  " * bool(m[3])
+    head, *rest = [m[3], *pairs] if m[3] else pairs
+    return [Line(line.number, text) for text in (m[1] + m[2] + head, *(inner + p for p in rest))]
 
 
 def _yaml(lines: list[Line]) -> Any:
