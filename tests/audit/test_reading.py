@@ -231,3 +231,8 @@ def test_json_that_looks_like_a_notebook_is_data(text):
 def test_a_json_file_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=r"JSON|Expecting|expecting"):
         audit_text(text, "x.json")
+
+
+@pytest.mark.parametrize(("text", "count"), [("Llama 70B, TP4, vLLM", (4,)), ("TP99 20 ms, TP50 12 ms", ())])
+def test_tensor_parallelism_is_a_count_of_gpus_and_a_percentile_none(text, count):
+    assert facts(text).of("gpus") == count
