@@ -74,6 +74,11 @@ _CALLS: tuple[tuple[str, str | None], ...] = (
 )
 
 
+def divided(text: str) -> str:
+    """Functions of groups.cu for a compiler of the host alone: their reciprocal is a division."""
+    return re.sub(r'asm\("rcp[^;]*;[^;]*;', "r = 1.0f / b;", text)
+
+
 def _split(text: str, at: str) -> list[str]:
     """Parts between the top-level occurrences of the character."""
     parts, depth, quoted, begin = [], 0, False, 0

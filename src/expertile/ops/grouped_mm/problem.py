@@ -114,7 +114,7 @@ class Problem:
     @property
     def mean_group(self) -> float:
         """Mean length of a group in the ragged dimension (m for BATCHED)."""
-        return self.m if self.layout is Layout.BATCHED else self.ragged_total / self.groups
+        return self.m if self.layout is Layout.BATCHED else self.ragged_total / max(1, self.groups)
 
     def work(self, group_sizes: Sequence[int] | None = None) -> Work:
         """Useful FLOPs (2 per multiply-add) and algorithmic bytes (each input once, each output once).

@@ -16,6 +16,7 @@ from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.launch import nvrtc
 from tests.ops.gathered_mm import cases
 from tests.support import aot
+from tests.support.cuda_emulator import divided
 
 H100, H200, A100 = Device.by_name("h100 sxm"), Device.by_name("h200"), Device.by_name("a100")
 
@@ -154,8 +155,7 @@ def test_tiles_cover_the_result_once(across, band, tmp_path):
     places, text = nvrtc.GROUPS.read_text(), cuda_gather._SOURCES[2].read_text()
     # What only a GPU can do is cut out.
     queue, groups, rest = (text.index(x) for x in ("struct Queue {", "struct Groups {", "// The first warp"))
-    places = re.sub(r'asm\("rcp[^;]*;[^;]*;', "r = 1.0f / b;", places[places.index("// The group of unit t") :])
-    text = places + text[:queue] + text[groups:rest]
+    text = divided(places[places.index("// The group of unit t") :]) + text[:queue] + text[groups:rest]
     defined = f"#define PRODUCT BACKWARD\n#define BAND {band}\n"
     (tmp_path / "tiles.cpp").write_text(_HARNESS + defined + text + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", tmp_path / "tiles.cpp"], check=True)

@@ -20,7 +20,7 @@ from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 from expertile.ragged import power_of_two
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, on_host, without
+from tests.support.cuda_emulator import COMPILER, divided, on_host, without
 
 H200 = Device.by_name("h200")
 PAIR = Config(dynamic=False, cluster=True)
@@ -101,6 +101,11 @@ def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
     # By its name it runs anyhow; and it does where there is no other.
     assert select(problem, H200, Request("cuda_fp8"), by_name, choose)[0] is BACKEND
     assert choose(problem, H200, (BACKEND, loop.BACKEND)).backend is BACKEND
+
+
+def test_a_problem_without_groups_has_a_choice(with_nvrtc):
+    problem = _problem(0, 64, 1024, 1024)
+    assert choose(problem, H200).backend.name == "gluon_fp8" and BACKEND.configs(problem, H200)
 
 
 def test_slower_memory_makes_up_for_a_longer_start(with_nvrtc):
@@ -202,8 +207,7 @@ def test_tiles_cover_the_result_once(config, tmp_path: Path):
     source = config.source(torch.bfloat16)
     defined = source[: source.index("typedef")]
     lanes = _part(source, "constexpr int LANES", "struct alignas")
-    tiles = _part(source, "// The group of unit t", "// The scheduling warp finds")
-    tiles = re.sub(r'asm\("rcp[^;]*;[^;]*;', "r = 1.0f / b;", tiles)
+    tiles = divided(_part(source, "// The group of unit t", "// The scheduling warp finds"))
     program = tmp_path / "tiles.cpp"
     program.write_text(_HARNESS + defined + "\n" + lanes + tiles + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", program], check=True)

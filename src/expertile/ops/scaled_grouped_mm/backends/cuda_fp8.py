@@ -154,13 +154,9 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
     return nvrtc.missing()
 
 
-def _rows(problem: ScaledProblem) -> float:
-    """Of a group, on average."""
-    return problem.m / max(1, problem.groups)
-
-
-def _waves(problem: ScaledProblem, device: Device, config: Config, tiles_m: float) -> float:
-    """Programs' tiles for each multiprocessor, were there so many rows of tiles in a group."""
+def _waves(problem: ScaledProblem, device: Device, config: Config, tiles_m: float | None = None) -> float:
+    """Programs' tiles for each multiprocessor; tiles_m: rows of tiles in a group, without it those of its mean rows."""
+    tiles_m = -(-problem.mean_group // config.rows) if tiles_m is None else tiles_m
     return problem.groups * tiles_m * -(-problem.n // config.block_n) * config.split_k / device.sm_count
 
 
@@ -173,8 +169,8 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
 
     Two consumers cover each other's promotion, the better the wider their tile; where a group has up to 64 rows, one is
     alone, and no more than those are loaded. (Fitted to 79 problems of 24 to 1096 rows a group on an H100, 2026-11-26,
-    where the config of the lowest time lost 1.6 % to the fastest of both kernels: docs/notes/quantised.md.)"""
-    rows = _rows(problem)
+    where the config of the lowest time lost 1.7 % to the fastest of both kernels: docs/notes/quantised.md.)"""
+    rows = problem.mean_group
     alone = rows <= 64 or config.consumers == 1
     waiting = 1.5 if alone else 1.0 - 0.1 * max(0, config.block_n - 128) / 64
 
@@ -182,10 +178,8 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
         waves = _waves(problem, device, config, tiles_m)
         return waves + 0.5 if waves >= _DRAWN else math.ceil(waves)
 
-    tiles_m = -(-rows // config.rows)
-    uneven = 0.1 if problem.groups > 1 else 0.0
-    waves = (1 - uneven) * rounds(tiles_m) + uneven * rounds(rows / config.rows + 0.5)
-    units = max(1.0, _waves(problem, device, config, tiles_m) * device.sm_count)
+    waves = gluon_fp8.expected(rounds, rows / config.rows, 0.1 if problem.groups > 1 else 0.0)
+    units = _waves(problem, device, config) * device.sm_count
     tile = 64 if alone else config.rows, config.block_n
     seconds = gluon_fp8.modelled(problem, device, tile, waiting, waves, units, config.split_k)
     copied = problem.scale_a_strides[0] != 1  # scales of a, by a kernel of its own
@@ -194,17 +188,17 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
 
 def slower(problem: ScaledProblem, device: Device) -> str | None:
     """Why `gluon_fp8` is taken for a problem that this kernel could compute, or None."""
-    rows = _rows(problem)
+    rows = problem.mean_group
     if rows <= 16:
         return f"loads 64 rows where a group has {rows:.0f}"
     # With so many tiles 6 to 23 % faster (`fp8-large`, H200, 2026-11-26).
-    if _waves(problem, device, Config(), -(-rows // 128)) >= 10:
+    if _waves(problem, device, Config()) >= 10:
         return None
     config = configs(problem, device)[0]
     ours, theirs = _seconds(problem, device, config), gluon_fp8.best_seconds(problem, device)
     # Where memory is fast the start of a kernel is a larger part of the time, which is longer here, and then its steps,
-    # which are shorter here. (125 problems on an H200, with the kernel as it was: 1.3 % lost, 1.8 % without.)
-    fast, few = (device.memory_bps or 0) > 4e12, _waves(problem, device, config, -(-rows // config.rows)) <= 2
+    # which are shorter here. (103 problems on an H200, with the kernel as it was: 1.3 % lost; 1.9 % without.)
+    fast, few = (device.memory_bps or 0) > 4e12, _waves(problem, device, config) <= 2
     margin = 1.0 if not fast else 1.02 if few else 0.97
     return f"modelled at {ours * 1e6:.1f} us, gluon_fp8 at {theirs * 1e6:.1f}" if theirs < ours * margin else None
 
@@ -222,7 +216,7 @@ def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one with the lowest modelled time first, its tiles shared out beforehand where they are
     few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
-    rows, lone = _rows(problem), Config(64, dynamic=False, consumers=1)
+    rows, lone = problem.mean_group, Config(64, dynamic=False, consumers=1)
     # (us in the first of them and by `gluon_fp8`: 80 rows, 5248 -> 1152, a quarter more, H100; 72 rows of one group,
     # 7168 -> 2944, 20.6 and 13.4.)
     found = [] if 64 < rows <= 112 or rows > 128 else [lone, replace(lone, split_k=2)]
@@ -230,7 +224,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
         found += [replace(lone, block_n=n) for n in (80, 96)]
     else:
         wide = (Config(n) for n in _WIDTHS)
-        found += [replace(c, dynamic=_waves(problem, device, c, -(-rows // 128)) >= _DRAWN) for c in wide]
+        found += [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in wide]
     found = [_fitted(c, problem, device) for c in found]
     first, *others = sorted(found, key=partial(_seconds, problem, device))
     pair = Config(dynamic=False, cluster=True)

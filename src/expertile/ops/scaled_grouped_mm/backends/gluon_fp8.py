@@ -16,6 +16,7 @@ read once; and where there are fewer tiles than multiprocessors, latency: `split
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -189,13 +190,19 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
             return units // device.sm_count + 0.57  # the last tiles are taken in halves, a little slower than that says
         return math.ceil(units / device.sm_count)
 
-    tiles_m = math.ceil(rows / config.block_m)
-    rounds = (1 - uneven) * waves(tiles_m) + uneven * waves(rows / config.block_m + 0.5)
-    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, tiles_m * across, config.split_k)
+    units = math.ceil(rows / config.block_m) * across
+    rounds = expected(waves, rows / config.block_m, uneven)
+    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, units, config.split_k)
     # The partial sums, written and read through L2, and the launch of the kernel that adds them up.
     if config.split_k > 1:
         seconds += 4e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
     return seconds
+
+
+def expected(waves: Callable[[float], float], tiles_m: float, uneven: float) -> float:
+    """`waves` of a group's rows of tiles, whole ones where all groups have its rows, half a tile more where they end
+    anywhere, which `uneven` of them are taken to do."""
+    return (1 - uneven) * waves(math.ceil(tiles_m)) + uneven * waves(tiles_m + 0.5)
 
 
 def best_seconds(problem: ScaledProblem, device: Device) -> float:
@@ -229,7 +236,7 @@ def modelled(
     from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
     # Few programs do not ask for bytes fast enough. (This and what a split K costs: fitted to 52 shapes on an H200,
     # 2026-11-26, where the config of the lowest modelled time was at 0.988 of the fastest in geometric mean.)
-    from_memory *= math.sqrt(device.sm_count / min(units, device.sm_count))
+    from_memory *= math.sqrt(device.sm_count / min(max(1, units), device.sm_count))
     return 2e-6 + max(on_chip, from_memory) + 0.3 * min(on_chip, from_memory)
 
 
