@@ -62,6 +62,8 @@ _CALLS: tuple[tuple[str, str | None], ...] = (
     (r"st\.shared\.v4", "st_shared_v4("),
     (r"st\.shared\.v2", "st_shared_v2("),
     (r"ld\.global\.v4", "ld_global_v4("),
+    (r"ld\.relaxed\.gpu", "ld_now("),
+    (r"griddepcontrol\.wait", "grid_wait("),
     (r"@any st\.global\.v4", "st_global_v4_if("),
     (r"st\.global\.v4", "st_global_v4("),
     (r"rcp\.approx", "rcp("),

@@ -61,6 +61,7 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
+  bool waited = false;  // for the kernels before
   int thread = 0;
   std::deque<Copy> copies;                   // cp.async of no group yet
   std::deque<std::vector<Copy>> groups;      // committed
@@ -70,6 +71,7 @@ struct Fiber {
 
 struct Block {
   int index = 0;                             // in the grid
+  bool stale = false;                        // whether `ld_now` reads something else before `grid_wait`
   std::vector<char> shared;
   std::vector<Barrier> barriers;             // one for each 8 bytes of shared memory
   std::vector<Warp> warps;
@@ -272,6 +274,9 @@ inline void st_shared_v2(uint32_t at, uint32_t x, uint32_t y) {
   memcpy(shared(at, 4), &x, 4);
   memcpy(shared(at + 4, 4), &y, 4);
 }
+// What the kernels before may still change reads as something else, in half of the blocks.
+inline void grid_wait() { cluster->now->waited = true; }
+inline void ld_now(int& x, const int* from) { x = block->stale && !cluster->now->waited ? cluster->random() % 512 : *from; }
 inline void ld_global_v4(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, const char* from) {
   uint4 v;
   memcpy(&v, from, 16);
@@ -425,6 +430,7 @@ inline void run_cluster(int first, int count, int threads, size_t smem_bytes, un
   for (int n = 0; n < count; n++) {
     Block& b = here.blocks[n];
     b.index = first + n;
+    b.stale = here.random() % 2;
     b.shared.assign(smem_bytes, char(0xFF));
     b.barriers.resize(smem_bytes / 8 + 1);
     b.warps.resize(threads / WARP);

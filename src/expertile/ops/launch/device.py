@@ -89,14 +89,14 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4096)
-def starts_early(problem: Any) -> bool:
+def starts_early(problem: Any, flops_at_most: float = 2e10) -> bool:
     """Whether a kernel for `problem`, by the FLOPs of its `work()`, shall start while the one before it ends
     (programmatic dependent launch). Kept, as working that out takes 4 to 11 us of the host, a look 1.
 
     It saves microseconds; and its programs take multiprocessors in the order in which they come free, where a plain
     launch gives neighbours to the two of a TPC, which read what they share once. (H100, 128 experts of 512 rows,
     1536 -> 2048 after another kernel: 934 us, without 628; docs/notes/grouped_mm.md, "Neighbours".)"""
-    return bool(problem.work().flops <= 2e10)
+    return bool(problem.work().flops <= flops_at_most)
 
 
 def supports_pdl(x: torch.Tensor) -> bool:

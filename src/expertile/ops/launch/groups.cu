@@ -1,15 +1,15 @@
 // Groups of rows and their tiles, for CUDA C++ kernels that count a ragged problem's tiles on the GPU.
 
-// By a warp: ends[g] = units up to and including those of group g, row_ends[g] = its last row + 1. `units(rows)`: of a
-// group of so many.
-template <typename Units>
-__device__ __forceinline__ void list_groups(int* ends, int* row_ends, const int* offs, int G, const Units& units) {
+// By a warp: ends[g] = units up to and including those of group g, row_ends[g] = its last row + 1, which `row_end(g)`
+// says. `units(rows)`: of a group of so many.
+template <typename RowEnd, typename Units>
+__device__ __forceinline__ void list_groups(int* ends, int* row_ends, int G, const RowEnd& row_end, const Units& units) {
   const int lane = threadIdx.x % LANES;
-  int before = 0;
+  int before = 0, row = 0;
   for (int base = 0; base < G; base += LANES) {
     const int g = base + lane;
-    const int end = g < G ? offs[g] : 0, begin = g < G && g ? offs[g - 1] : 0;
-    int x = g < G ? units(end - begin) : 0;
+    const int end = g < G ? row_end(g) : 0, beside = __shfl_up_sync(0xffffffffu, end, 1);
+    int x = g < G ? units(end - (lane ? beside : row)) : 0;
 #pragma unroll
     for (int d = 1; d < LANES; d *= 2) {
       const int y = __shfl_up_sync(0xffffffffu, x, d);
@@ -20,7 +20,9 @@ __device__ __forceinline__ void list_groups(int* ends, int* row_ends, const int*
       row_ends[g] = end;
     }
     before += __shfl_sync(0xffffffffu, x, LANES - 1);
+    row = __shfl_sync(0xffffffffu, end, LANES - 1);
   }
+  __syncwarp();
 }
 
 // The group of unit t, or G past the last, by a warp.

@@ -77,6 +77,16 @@ __device__ __forceinline__ void tma_3d(u32 to, const TensorMap& map, u32 bar, in
           to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
+// Into L2 only.
+__device__ __forceinline__ void prefetch_2d(const TensorMap& map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
+}
+
+__device__ __forceinline__ void prefetch_3d(const TensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 // Of a map that `nvrtc.ragged` describes: rows [row, end) of a tensor, and zeros for rows of the box past them.
 __device__ __forceinline__ void tma_ragged(u32 to, const TensorMap& map, u32 bar, int x, int row, int end) {
   constexpr int WRAP = 0x40000000;
@@ -135,6 +145,13 @@ __device__ __forceinline__ void store_16_if(char* to, const uint4& x, bool any) 
 __device__ __forceinline__ uint4 load_16(const char* from) {
   uint4 x;
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+  return x;
+}
+
+// The number that L2 has by now, which a kernel that still runs may change.
+__device__ __forceinline__ int load_now(const int* from) {
+  int x;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
 

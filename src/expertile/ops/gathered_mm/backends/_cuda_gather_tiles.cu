@@ -59,6 +59,7 @@ struct Groups {
 __device__ __forceinline__ Groups count_tiles(int* lists, const int* offs, int G, int columns) {
   const int across = (columns + ACROSS - 1) / ACROSS;
   if (threadIdx.x < LANES)
-    list_groups(lists, lists + G, offs, G, [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
+    list_groups(lists, lists + G, G, [=](int g) { return offs[g]; },
+                [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
   return Groups{lists, lists + G, G, across};
 }

@@ -7,7 +7,9 @@
 // in multiples of 64.
 //
 // The scheduling warp is a tile ahead: it finds the tile, tells the others through one of two slots and copies the
-// tile's scales of b for all steps beside it.
+// tile's scales of b for all steps beside it. Where the kernel starts EARLY, while others still run, the warp finds its
+// first tile by what `offs` says then and has L2 fetch the tile's first step. If `offs` says the same when the others are
+// done, the tile stands. With one group, rows up to M are tiles before `offs` is read; past its end nothing is stored.
 //
 // CLUSTER == 2: two programs take one unit of two tiles. They share columns of b (two rows of tiles), or, in the last
 // row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
@@ -192,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), CONSUMERS ==
 scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap a_wide_map,
                   const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap b_wide_map,
                   const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap out_map,
-                  const int* offs, const float* scale_b, char* out, int* counter, int G, int N, int K, long long sb_g,
-                  long long sb_n, long long sb_k, long long pitch) {
+                  const int* offs, const float* scale_b, char* out, int* counter, int early, int M, int G, int N, int K,
+                  long long sb_g, long long sb_n, long long sb_k, long long pitch) {
   extern __shared__ char memory[];
   u32 at;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
@@ -244,6 +246,26 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   const int all_steps = (K + K_STEP - 1) / K_STEP;
   const int first_step = SPLIT == 1 ? 0 : rank * all_steps / SPLIT;
   const int steps = (SPLIT == 1 ? all_steps : (rank + 1) * all_steps / SPLIT) - first_step;
+  const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N, across = n_full + (n_rest != 0);
+  const auto units = [=](int rows) {
+    const int r = (rows + ROWS - 1) / ROWS;
+    return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
+  };
+  const auto find = [=](int t) {
+    return t < unit_ends[G - 1] ? locate(t, n_full, n_rest, rank, G, unit_ends, row_ends) : Tile{0, 0, 0, 0, 0, 0};
+  };
+  const bool guessed = G == 1 || (early && G <= LANES);
+  int row_end = M;  // of the group of this lane
+  Tile tile;
+  if (warp == 4 * CONSUMERS + 1 && guessed) {
+    if (G > 1 && lane < G) row_end = load_now(offs + lane);
+    list_groups(unit_ends, row_ends, G, [=](int) { return row_end; }, units);
+    tile = find(blockIdx.x / PROGRAMS);
+    if (early && tile.row < tile.row_end && elected()) {
+      prefetch_2d(a_wide_map, first_step * K_STEP, tile.row);
+      prefetch_3d(b_wide_map, first_step * K_STEP, tile.col, tile.group);
+    }
+  }
   if (PROGRAMS > 1) cluster_sync();
   else __syncthreads();
   const int group = warp / 4;
@@ -255,24 +277,19 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
     if (warp == 4 * CONSUMERS + 1) {
       // The scheduler: a tile ahead of the others, with its scales of b.
-      const int stride = gridDim.x / PROGRAMS, across = (N + BLOCK_N - 1) / BLOCK_N;
-      const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N, scales_n = (N + 127) / 128;
-      list_groups(unit_ends, row_ends, offs, G, [=](int rows) {
-        const int r = (rows + ROWS - 1) / ROWS;
-        return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
-      });
-      __syncwarp();
-      const int total = unit_ends[G - 1];
+      const int stride = gridDim.x / PROGRAMS, scales_n = (N + 127) / 128;
+      bool found = guessed && (G == 1 || !__ballot_sync(0xffffffffu, lane < G && load_now(offs + lane) != row_end));
+      if (!found) list_groups(unit_ends, row_ends, G, [=](int g) { return load_now(offs + g); }, units);
       int t = blockIdx.x / PROGRAMS;
       for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_empty + slot * 8, parity);
-        Tile tile{0, 0, 0, 0, 0, 0};
-        if (t < total) tile = locate(t, n_full, n_rest, rank, G, unit_ends, row_ends);
+        if (!found) tile = find(t);
+        found = false;
         if (lane == 0) {
           send(s.tile + slot * 32, tile);
           barrier_arrive(s.tile_full + slot * 8);
         }
-        if (t >= total) break;
+        if (tile.width == 0) break;
         int next = t + stride;
         if (DYNAMIC && lane == 0) next = stride + atomicAdd(counter, 1);
         const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
@@ -292,7 +309,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       ring.phases = ~0u;
       for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_full + slot * 8, parity);
-        const Tile tile = received(s.tile + slot * 32);
+        tile = received(s.tile + slot * 32);
         if (tile.width == 0) break;
         const int rows = tile.row_end - tile.row;
         const int boxes = rows > ROWS - 64 ? CONSUMERS : rows > 0 ? (rows + 63) / 64 : 0;
@@ -328,11 +345,13 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY));
     ring.phases = 0;
     u32 shared_before = 0;
+    const int last = G == 1 ? *offs : M;
     const int row = warp * 16 + lane / 4;
     for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
       barrier_wait(s.tile_full + slot * 8, parity);
-      const Tile tile = received(s.tile + slot * 32);
+      tile = received(s.tile + slot * 32);
       if (tile.width == 0) break;
+      tile.row_end = min(tile.row_end, last);
       if (tile.row + group * 64 >= tile.row_end) {
         // No wgmma keeps the lanes together here: none must miss what the others give back.
         __syncwarp();

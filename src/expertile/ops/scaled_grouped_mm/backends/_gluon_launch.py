@@ -13,7 +13,7 @@ from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import Shape, scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Operands, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Operands, Recipe, ScaledProblem
 from expertile.ragged import power_of_two
 
 
@@ -69,7 +69,7 @@ def _launch(
         "num_warps": 4,
         # Warps come in fours; the register file holds 65536.
         "maxnreg": {1: 248, 2: 168, 3: 128}[consumers],
-        "launch_pdl": starts_early(p),
+        "launch_pdl": starts_early(p, EARLY_FLOPS),
     }
     (_, sa_m, sa_k), (sb_g, sb_n, sb_k) = scale_strides(p)
     return Launch(

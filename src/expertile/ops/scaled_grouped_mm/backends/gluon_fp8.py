@@ -187,7 +187,7 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
         if units >= 8 * device.sm_count:
             return units / device.sm_count + 0.5
         if halves and config.split_k == 1 and 0 < 2 * (units % device.sm_count) <= device.sm_count:
-            return units // device.sm_count + 0.57  # the last tiles are taken in halves, a little slower than that says
+            return units // device.sm_count + 0.8  # the last tiles are taken in halves
         return math.ceil(units / device.sm_count)
 
     units = math.ceil(rows / config.block_m) * across
