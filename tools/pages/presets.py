@@ -154,7 +154,7 @@ def _line(preset: str, op: str, contests: Sequence[Contest]) -> list[str] | None
     copies = [
         copy.seconds / ours.seconds for c, ours, _ in found if c.limiter == "memory" and (copy := c.timed("copy"))
     ]
-    autos = [other.seconds / auto.seconds for c, _, other in found if (auto := c.timed(AUTO))]
+    autos = [other.seconds / auto.seconds for c, _, other in found if (auto := c.timed(AUTO) or c.timed("expertile"))]
     shares = [ours.share for _, ours, _ in found if ours.share]
     others = dict.fromkeys(other.backend for _, _, other in found)
     return [

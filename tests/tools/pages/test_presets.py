@@ -106,14 +106,14 @@ def test_a_line_for_each_operator_of_a_preset():
     text = operator_table(runs(records))
     assert "Imaginary GPU, 2026-01-02" in text
     assert text.splitlines()[-2:] == [
-        "| softmax-v100 | softmax | 3 | 1.09× | 1.09× | `quack` | – | 95 % | 91 % |",
-        "| softmax-v100 | softmax_backward | 3 | 0.99× | 0.99× | `quack` | – | 95 % | 91 % |",
+        "| softmax-v100 | softmax | 3 | 1.09× | 1.09× | `quack` | 1.09× | 95 % | 91 % |",
+        "| softmax-v100 | softmax_backward | 3 | 0.99× | 0.99× | `quack` | 0.99× | 95 % | 91 % |",
     ]
 
 
 def test_variants_are_ours_and_races_without_a_rival_do_not_count():
     text = operator_table(runs(fused(factors={"expertile-cluster": 1.0, "expertile": 2.0, "torch": 1.5})))
-    assert text.splitlines()[-1] == "| softmax-v100 | softmax | 3 | 1.50× | 1.50× | `torch` | – | – | 100 % |"
+    assert text.splitlines()[-1] == "| softmax-v100 | softmax | 3 | 1.50× | 1.50× | `torch` | 0.75× | – | 100 % |"
     assert operator_table(runs(fused(factors={"expertile": 1.0, "copy": 1.0}))) == ""
 
 
