@@ -115,7 +115,7 @@ MUTANTS = {
     "the ordered barrier is not arrived at": Fault("multiply_rest", "mbarrier.arrive(_.order.index(_), ...)"),
     "one row too many is stored": Fault("store_tile", "WRAP - (a_ - b_)", "all_ - 1"),
     "a store's buffer is reused at once": Fault("_store", "tma.store_wait(_)", "tma.store_wait(8)"),
-    "the buffers are not used in turn": Fault("_store", "(_ * _.C_PARTS + s_) % c_", "s_ % c_"),
+    "the buffers are not used in turn": Fault("_store", "(_ * _.STORE_PARTS + s_) % c_", "s_ % c_"),
     "the accumulator is read early": Fault("multiply_rest", _WAIT),
     "expected bytes leave out b": Fault("_fill", "mbarrier.expect(b_, a_ + _)", "mbarrier.expect(b_, a_)"),
     "boxes without rows are loaded": Fault("_fill", "_load(..., _ < _)", "_load(..., True)"),

@@ -55,8 +55,8 @@ class Shape(NamedTuple):
     BLOCK_K: int
     STAGES: int
     GROUP_M: int
-    C_PARTS: int
-    C_SLOTS: int
+    STORE_PARTS: int
+    STORE_SLOTS: int
     DYNAMIC: bool
     FENCED: bool
     MASKED: bool
@@ -235,7 +235,7 @@ def gathered_mm_kernel(
     """
     a_smem = slots(a_desc, SHAPE.STAGES)
     b_smem = slots(b_desc, SHAPE.STAGES)
-    c_smem = slots(out_desc, 2 * SHAPE.C_SLOTS)
+    c_smem = slots(out_desc, 2 * SHAPE.STORE_SLOTS)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
     full, empty = make_barriers(SHAPE.STAGES, 129 if SHAPE.GATHERED != "" else 1, SHAPE.BLOCK_M // SHAPE.ROWS)
     order, loaded = make_barriers(2, 1, 1)

@@ -28,11 +28,11 @@ from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
-from expertile.ragged import power_of_two
 
 
 @dataclass(frozen=True)
@@ -223,28 +223,14 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
     out = pre = ragged(inner, inner, box)
     if backward or (gated and p.save_pre):
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
-    shape = Shape(
+    shape = shape_of(
+        Shape,
+        config,
+        p,
         LAYOUT="ragged_m",
         PRODUCT=p.product.value,
-        ACTIVATION=p.activation,
-        INTERLEAVED=p.interleaved,
         HALVED=_halved(p),
-        SAVE_PRE=p.save_pre,
-        GATHERED=p.gathered,
         B_K_MAJOR=p.b_strides[1] == 1,
-        HAS_BIAS=p.has_bias,
-        GROUPS_POW2=power_of_two(p.groups, 32),
-        BLOCK_M=config.block_m,
-        ROWS=config.rows,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        STAGES=config.num_stages,
-        GROUP_M=config.group_m,
-        C_PARTS=config.store_parts,
-        C_SLOTS=config.store_slots,
-        DYNAMIC=config.dynamic,
-        FENCED=config.fenced,
-        MASKED=config.masked,
         MORE=more,
     )
     options = {

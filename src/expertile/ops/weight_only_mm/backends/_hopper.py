@@ -11,7 +11,6 @@ from expertile.ops.hopper import limits, reduce
 from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
-from expertile.ragged import power_of_two
 
 _MAX_GROUPS = 512
 
@@ -23,23 +22,6 @@ def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
     if reason is None and (p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16):
         return f"TMA needs a with a contiguous K and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
     return reason
-
-
-def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
-    """What both kernels are compiled for: these fields of their Shape."""
-    return {
-        "LAYOUT": "ragged_m",
-        "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": power_of_two(p.groups, 32),
-        "CONSUMERS": config.consumers,
-        "COLS": config.cols,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "GROUP_M": config.group_m,
-        "SPLIT_K": config.split_k,
-        "STORE_PARTS": config.store_parts,
-    }
 
 
 def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner, shape_of
+from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
 _INT32 = 2**31
@@ -125,18 +126,15 @@ def _launch(
     many = config.consumers == 2 and p.groups > 256
     per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
     group = 0 if per_channel else layout.span
-    shape = Shape(
-        **shape_of(p, config),
-        HAS_ZEROS=p.has_zeros,
-        BLOCK_K=config.block_k,
-        HALF=p.half,
+    shape = shape_of(
+        Shape,
+        config,
+        p,
+        LAYOUT="ragged_m",
         SLAB=min(p.half, config.slab),
         GROUP=group,
         GROUPS=config.block_k // group if group else 0,
         SCALE="tile" if per_channel else config.scale,
-        TAILS=config.tails,
-        ORDERED=config.ordered,
-        PAIRS=config.pairs,
         BF16=p.dtype is torch.bfloat16,
     )
     of_scales = (layout.scale_dtype or p.dtype,) * 2

@@ -19,10 +19,11 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner, shape_of
+from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, Backend, Operands, WeightOnlyProblem
 
@@ -173,14 +174,8 @@ def _launch(
         Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,)),
         ragged(p.n, strides[-2], (config.tokens // config.store_parts, 64)),
     )
-    shape = Shape(
-        **shape_of(p, config),
-        FORMAT=p.format,
-        RECIPE="vector" if len(p.scale_a_strides) == 2 else "row",
-        TOKENS=config.tokens,
-        AHEAD=config.ahead,
-        ORDERED=config.ordered and config.consumers == 2,
-    )
+    recipe, ordered = "vector" if len(p.scale_a_strides) == 2 else "row", config.ordered and config.consumers == 2
+    shape = shape_of(Shape, config, p, LAYOUT="ragged_m", RECIPE=recipe, ORDERED=ordered)
     # Warps come in fours; the register file holds 65536.
     registers = (168 if config.consumers == 2 else 248, *((232, 40) if p.groups <= 256 else (224, 56)))
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
