@@ -27,7 +27,7 @@ from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_ker
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
-from expertile.ops.grouped_mm.persistent import groups_p2, tiles_bound
+from expertile.ops.grouped_mm.persistent import groups_p2, tile_options, tiles_bound
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.launch import Launch, Pointer, met
@@ -56,11 +56,7 @@ def _launch(
     shared = {
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "GROUPS_P2": groups_p2(inner),
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": block_k,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        **tile_options(config),
     }
     if problem.product is Product.WGRAD:
         tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)
