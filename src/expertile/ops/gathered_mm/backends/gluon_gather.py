@@ -75,7 +75,6 @@ class Config:
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if reason := refusal(p, device):
         return reason
@@ -110,7 +109,6 @@ _CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_
 
 @lru_cache(maxsize=1024)
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first."""
     if problem.product is Product.BACKWARD:
         # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
         # less than the half tile that they waste.

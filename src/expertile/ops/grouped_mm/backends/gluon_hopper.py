@@ -91,7 +91,6 @@ class Config:
 
 
 def supports(problem: Problem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if reason := refusal(p, device):
         return reason
@@ -282,7 +281,6 @@ def _wgrad_default(p: Problem) -> Config:
 
 @lru_cache(maxsize=1024)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
     ordered = (_default(problem, device), *_CANDIDATES, *((_SMALL_M,) if few else ()))
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))

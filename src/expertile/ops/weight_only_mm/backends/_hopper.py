@@ -34,7 +34,8 @@ def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]
 
 def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:
     """`run` of the backend whose `prepared(problem, operands, config, target)` gives the launch that writes `target`,
-    the output or the partial sums [split_k, M, N] of a split K, and what it runs with."""
+    the output or the partial sums [split_k, M, N] of a split K, and what it runs with: the device, the tensors of its
+    descriptors, and those of its pointers."""
 
     def run(problem: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor | None) -> torch.Tensor:
         """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split

@@ -45,7 +45,6 @@ _DIVIDED_FOR_MANY_GROUPS = (168, 224, 56)
 
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if p.fp8:
         return "takes activations of 16 bits"
@@ -80,7 +79,6 @@ def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Confi
 
 @lru_cache(maxsize=1024)
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
     for tile in tiles(problem):
         for split in _SPLITS:
@@ -147,8 +145,7 @@ def _launch(
 def prepared(
     p: WeightOnlyProblem, operands: Operands, config: Config, target: torch.Tensor
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The launch that writes `target`, the output or the partial sums [split_k, M, N] of a split K, and what it runs
-    with: the device, the tensors of its descriptors, and those of its pointers (others for absent bias, zeros)."""
+    """As `runner` wants it; other tensors stand for an absent bias and absent zeros."""
     w, bias = operands.w, operands.bias
     device, bias_dtype = target.get_device(), None if bias is None else bias.dtype
     launch = _launch(p, config, target.stride(), target.dtype, bias_dtype, device)

@@ -74,7 +74,6 @@ class Config:
 
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if not p.fp8:
         return "takes FP8 activations"
@@ -114,7 +113,6 @@ def fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config
 
 @lru_cache(maxsize=1024)
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the one with the lowest modelled time first."""
     found = []
     for tile in candidates(problem.format):
         for split in (1, 2, 3, 4, 6, 8):
@@ -189,8 +187,7 @@ def _launch(
 def prepared(
     p: WeightOnlyProblem, operands: Operands, config: Config, target: torch.Tensor
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The launch that writes `target`, the output or the partial sums [split_k, M, N] of a split K, and what it runs
-    with: the device, the tensors of its descriptors, and those of its pointers (`target` for an absent bias)."""
+    """As `runner` wants it; `target` also stands for an absent bias."""
     w, bias, scale_a = operands.w, operands.bias, operands.scale_a
     assert scale_a is not None
     device, bias_dtype = target.get_device(), None if bias is None else bias.dtype
