@@ -166,7 +166,8 @@ class Mxfp4Weight(Mxfp4Layout):
         made = Mxfp4Weight.empty((*blocks.shape[:2], BLOCK * blocks.shape[2]), blocks.device)
         scales = _scale_bytes("scales", scales, tuple(blocks.shape[:3]))
         for e in range(blocks.shape[0]):
-            made._fill(e, _nibbles(blocks[e].flatten(-2)), scales[e])
+            packed = blocks[e].flatten(-2)
+            made._fill(e, torch.stack([packed & 15, packed >> 4], -1).flatten(-2), scales[e])
         return made
 
     @staticmethod
@@ -275,11 +276,6 @@ def rounded_codes(values: torch.Tensor) -> torch.Tensor:
 def values_of_codes(codes: torch.Tensor) -> torch.Tensor:
     """float32 values of e2m1 codes, in their shape."""
     return torch.tensor([*_VALUES, *(-v for v in _VALUES)], device=codes.device)[codes.int()]
-
-
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """Bytes [..., K/2], the even value low -> [..., K]."""
-    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
 
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:

@@ -198,11 +198,6 @@ def _weights(p: GatherProblem, config: Config) -> Blocks:
     return Blocks((p.groups, p.k, p.n), (expert, k, 1), (1, bk, bn))
 
 
-def _of_rank(p: GatherProblem, rank: int) -> tuple[int, ...]:
-    """Strides of the second pair's b [E, rank, N], laid out as b is."""
-    return (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)
-
-
 @lru_cache(maxsize=1024)
 def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: int, rank: int = 0) -> Launch:
     """The launch of `gathered_mm_kernel` on GPU number `device` for this problem, with a second pair of operands of
@@ -217,7 +212,8 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
     b = _weights(p, config)
     if rank:
         more_a = Blocks((p.m, rank), (rank, 1), a.box)
-        more_b = _weights(replace(p, k=rank, b_strides=_of_rank(p, rank)), config)
+        strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)  # laid out as b is
+        more_b = _weights(replace(p, k=rank, b_strides=strides), config)
     out = pre = ragged(inner, inner, box)
     if backward or (gated and p.save_pre):
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)

@@ -129,13 +129,9 @@ def _b_inner(p: Problem) -> int | None:
     return k_dim if p.b_strides[k_dim] == 1 else n_dim if p.b_strides[n_dim] == 1 else None
 
 
-def _fits(config: Config, problem: Problem, device: Device) -> bool:
-    return config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize) <= device.smem_bytes
-
-
 def _fitted(config: Config, problem: Problem, device: Device) -> Config:
     """`config`, its result stored in more and smaller parts where 4-byte elements leave no room for large ones."""
-    while not _fits(config, problem, device):
+    while config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize) > device.smem_bytes:
         config = replace(config, store_parts=2 * config.store_parts)
     return config
 
