@@ -80,7 +80,11 @@ class Mxfp4Layout(QuantizedWeight):
     @classmethod
     def kernel_layout(cls, k: int, group_size: int) -> KernelLayout:
         """Scales are loaded as words of four."""
-        validate_k(k)
+        if k % BLOCK or k <= 0:
+            raise ValueError(
+                f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and "
+                "the activations with zeros"
+            )
         row_bytes = -(-k // cls.filled_to) * cls.filled_to // 2
         return KernelLayout(BLOCK, row_bytes, 4 * BLOCK, torch.int32, cls.scales_of_row)
 
@@ -224,15 +228,6 @@ class Mxfp4Weight(Mxfp4Layout):
 
 # So that torch.load(weights_only=True) takes them.
 torch.serialization.add_safe_globals([Mxfp4Weight])
-
-
-def validate_k(k: int) -> None:
-    """ValueError unless K is a positive multiple of 32."""
-    if k % BLOCK or k <= 0:
-        raise ValueError(
-            f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and the "
-            "activations with zeros"
-        )
 
 
 def _scale_bytes(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
