@@ -166,10 +166,7 @@ def forward_kernel(tensors, cu_ptrs, strides, H, GROUP, LQ, LK, scale_log2, SHAP
 @triton.jit
 def _padded_start(q_start, batch, s):
     """Where a sequence's statistics start."""
-    if s.PACKED:
-        return (q_start + batch * s.STAT_PAD) // s.STAT_PAD * s.STAT_PAD
-    else:
-        return 0
+    return (q_start + batch * s.STAT_PAD) // s.STAT_PAD * s.STAT_PAD if s.PACKED else 0
 
 
 @triton.jit

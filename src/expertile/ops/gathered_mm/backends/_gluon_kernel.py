@@ -85,10 +85,7 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
     a = a.reshape([p.BLOCK_M, p.BLOCK_K])
     if p.ROWS < p.BLOCK_M:
         a = a.slice(PART * p.ROWS, p.ROWS)
-    if p.B_K_MAJOR:
-        b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
-    else:
-        b = b.reshape([p.BLOCK_K, p.BLOCK_N])
+    b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0)) if p.B_K_MAJOR else b.reshape([p.BLOCK_K, p.BLOCK_N])
     acc = warpgroup_mma(a, b, acc, use_acc=not FIRST, is_async=True)
     return warpgroup_mma_wait(1, (acc,))
 

@@ -117,14 +117,8 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
     mbarrier.wait(p.full.index(i), phase)
     a = p.a_smem.index(i * A_PARTS + PART)
     b = p.b_smem.index(i)
-    if p.A_K_MAJOR:
-        a = a.reshape([p.ROWS, p.BLOCK_K])
-    else:
-        a = a.reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
-    if p.B_K_MAJOR:
-        b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
-    else:
-        b = b.reshape([p.BLOCK_K, p.BLOCK_N])
+    a = a.reshape([p.ROWS, p.BLOCK_K]) if p.A_K_MAJOR else a.reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
+    b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0)) if p.B_K_MAJOR else b.reshape([p.BLOCK_K, p.BLOCK_N])
     acc = warpgroup_mma(a, b, acc, use_acc=not FIRST, is_async=True)
     return warpgroup_mma_wait(1, (acc,))
 
