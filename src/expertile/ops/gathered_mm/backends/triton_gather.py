@@ -30,7 +30,7 @@ from expertile.ops.grouped_mm.backends.triton_pointer import Config
 from expertile.ops.grouped_mm.persistent import groups_p2, tile_options, tiles_bound
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.kernels import launch
-from expertile.ops.launch.launch import Launch, Pointer, met
+from expertile.ops.launch.launch import Launch, Pointers, met
 
 _SUM_ROWS = 256  # of one program of the second launch
 
@@ -44,11 +44,7 @@ def _parts(product: Product, config: Config) -> int:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: GatherProblem,
-    config: Config,
-    pointers: tuple[Pointer | None, ...],
-    bias_strides: tuple[int, ...],
-    device: int,
+    problem: GatherProblem, config: Config, pointers: Pointers, bias_strides: tuple[int, ...], device: int
 ) -> Launch:
     """The launch on GPU `device` for arguments like `pointers`."""
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k

@@ -97,14 +97,9 @@ def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    p: WeightOnlyProblem,
-    config: Config,
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    bias_dtype: torch.dtype | None,
-    device: int,
+    p: WeightOnlyProblem, config: Config, pitch: int, dtype: torch.dtype, bias_dtype: torch.dtype | None, device: int
 ) -> Launch:
-    """The launch of `weight_only_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
+    """The launch of `weight_only_mm_kernel` on GPU number `device` that writes rows `pitch` elements apart. Its
     descriptors: activations, packed weights (as 32-bit words), scales, zeros and results. ValueError for fused scales
     of weights that have zero points or activations that are not bfloat16."""
     if config.format != p.format:
@@ -119,7 +114,7 @@ def _launch(
         Blocks((p.groups, p.n, words), (p.n * words, words, 1), (1, config.cols, config.block_k // 8)),
         scales,
         scales,
-        ragged(p.n, strides[-2], (config.block_m // config.store_parts, config.cols)),
+        ragged(p.n, pitch, (config.block_m // config.store_parts, config.cols)),
     )
     many = config.consumers == 2 and p.groups > 256
     per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
@@ -148,7 +143,7 @@ def prepared(
     """As `runner` wants it; other tensors stand for an absent bias and absent zeros."""
     w, bias = operands.w, operands.bias
     device, bias_dtype = target.get_device(), None if bias is None else bias.dtype
-    launch = _launch(p, config, target.stride(), target.dtype, bias_dtype, device)
+    launch = _launch(p, config, target.stride(-2), target.dtype, bias_dtype, device)
     zeros = w.scales if w.zeros is None else w.zeros
     tensors = (operands.a, w.packed, w.scales, zeros, target)
     return launch, device, tensors, (operands.offs, target if bias is None else bias, w.scales, zeros)
