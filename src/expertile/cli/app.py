@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from expertile.version import __version__, commit
@@ -80,7 +81,7 @@ def _print_version(asked: bool) -> None:
 def _options(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The version and commit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="The version and commit.")
     ] = False,
 ) -> None:
     if ctx.invoked_subcommand is None:

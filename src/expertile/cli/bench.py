@@ -10,6 +10,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Option
 
 from expertile.cli.complete import policies, presets, rivals
 from expertile.cli.given import given
@@ -40,46 +41,38 @@ def bench(
     ctx: typer.Context,
     preset: Annotated[
         list[str],
-        typer.Option(
-            help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.", autocompletion=presets
-        ),
+        Option(help=f"Preset, or several: {PRESET_NAMES}. By default what suits this machine.", autocompletion=presets),
     ] = [],
-    config: Annotated[Path | None, typer.Option(help="TOML file with presets, workloads and settings.")] = None,
+    config: Annotated[Path | None, Option(help="TOML file with presets, workloads and settings.")] = None,
     definition: Annotated[
         Path | None,
-        typer.Option(help="Folder of flashinfer-bench definitions and workloads; RUNS the Python references in it."),
+        Option(help="Folder of flashinfer-bench definitions and workloads; RUNS the Python references in it."),
     ] = None,
-    backend: Annotated[
-        list[str], typer.Option(help="Only these backends (again for more).", autocompletion=rivals)
-    ] = [],
-    skip: Annotated[list[str], typer.Option(help="All backends but these.", autocompletion=rivals)] = [],
+    backend: Annotated[list[str], Option(help="Only these backends (again for more).", autocompletion=rivals)] = [],
+    skip: Annotated[list[str], Option(help="All backends but these.", autocompletion=rivals)] = [],
     only: Annotated[
-        list[str], typer.Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
+        list[str], Option(help="Only workloads whose names match, such as 'wgrad-*' (again for more).")
     ] = [],
-    candidate: Annotated[list[str], typer.Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],
+    candidate: Annotated[list[str], Option(help="FILE.py:FUNCTION, gated and raced like any backend.")] = [],
     timeout: Annotated[
-        float, typer.Option(help="Seconds that a candidate has for the checks of a workload before it counts as hung.")
+        float, Option(help="Seconds that a candidate has for the checks of a workload before it counts as hung.")
     ] = 180.0,
-    policy: Annotated[str, typer.Option(help="graph, eager or both.", autocompletion=policies)] = "",
+    policy: Annotated[str, Option(help="graph, eager or both.", autocompletion=policies)] = "",
     routing: Annotated[
-        str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
+        str, Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
     ] = "",
-    tokens: Annotated[list[int], typer.Option(help="Tokens (preset models; again for more).")] = [],
-    batch: Annotated[int | None, typer.Option(help="Sequences (preset models).")] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens of each sequence (preset models).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the routing.", min=0)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, wider intervals.")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="All sizes of operators other than grouped_mm, on a CPU too.")
-    ] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="The peak memory of their calls as well.")] = False,
-    tune_configs: Annotated[
-        bool, typer.Option("--tune-configs", help="Also screen every config of each backend.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of today.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for records and reports; out/ by default.")] = None,
-    no_html: Annotated[bool, typer.Option("--no-html", help="Write no HTML report.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all else goes to standard error.")] = False,
+    tokens: Annotated[list[int], Option(help="Tokens (preset models; again for more).")] = [],
+    batch: Annotated[int | None, Option(help="Sequences (preset models).")] = None,
+    seq: Annotated[int | None, Option(help="Tokens of each sequence (preset models).")] = None,
+    seed: Annotated[int | None, Option(help="Seed of the routing.", min=0)] = None,
+    quick: Annotated[bool, Option("--quick", help="Fewer rounds, wider intervals.")] = False,
+    full: Annotated[bool, Option("--full", help="All sizes of operators other than grouped_mm, on a CPU too.")] = False,
+    memory: Annotated[bool, Option("--memory", help="The peak memory of their calls as well.")] = False,
+    tune_configs: Annotated[bool, Option("--tune-configs", help="Also screen every config of each backend.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on with an interrupted run of today.")] = False,
+    out: Annotated[Path | None, Option(help="Folder for records and reports; out/ by default.")] = None,
+    no_html: Annotated[bool, Option("--no-html", help="Write no HTML report.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON; all else goes to standard error.")] = False,
 ) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
     spec = BenchSpec() if config is None else read_bench_file(config)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
 import expertile
 from expertile.cli.output import print_json
@@ -36,7 +36,7 @@ class Standing:
     reason: str
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:
     """What this machine can run: the GPU, its limits, and each backend with ✓ or the reason it can't."""
     device = Device.current()
     standings, tuned = list(_standings(device)), _tuned(device)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Option
 
 from expertile.cli.complete import gpus, operators_explained
 from expertile.cli.given import given
@@ -23,42 +24,41 @@ def explain(
     ctx: typer.Context,
     op: Annotated[
         str,
-        typer.Option(
+        Option(
             help=f"Also memory traffic, of one operator: {', '.join(OPERATORS)}.", autocompletion=operators_explained
         ),
     ] = "",
-    tokens: Annotated[int, typer.Option(help="Tokens; each takes top-k rows.", min=0)] = 16384,
-    top_k: Annotated[int, typer.Option(help="Experts that each token goes to.", min=1)] = 1,
-    groups: Annotated[int, typer.Option(help="Groups (experts).", min=1)] = 8,
-    k: Annotated[int, typer.Option("-k", "--k", help="Summed dimension (rows of dW for wgrad).", min=1)] = 4096,
-    n: Annotated[int, typer.Option("-n", "--n", help="Columns of the result.", min=1)] = 14336,
+    tokens: Annotated[int, Option(help="Tokens; each takes top-k rows.", min=0)] = 16384,
+    top_k: Annotated[int, Option(help="Experts that each token goes to.", min=1)] = 1,
+    groups: Annotated[int, Option(help="Groups (experts).", min=1)] = 8,
+    k: Annotated[int, Option("-k", "--k", help="Summed dimension (rows of dW for wgrad).", min=1)] = 4096,
+    n: Annotated[int, Option("-n", "--n", help="Columns of the result.", min=1)] = 14336,
     product: Annotated[
-        str,
-        typer.Option(help="forward (a [rows, K] x weights [G, N, K]), dgrad (weights in the other order) or wgrad."),
+        str, Option(help="forward (a [rows, K] x weights [G, N, K]), dgrad (weights in the other order) or wgrad.")
     ] = "forward",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
     routing: Annotated[
-        str, typer.Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
+        str, Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
     ] = "uniform",
-    seed: Annotated[int, typer.Option(help="Seed of the routing.", min=0)] = 0,
+    seed: Annotated[int, Option(help="Seed of the routing.", min=0)] = 0,
     gpu: Annotated[
-        str, typer.Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.", autocompletion=gpus)
+        str, Option(help="A GPU by name (RTX 4090, H200 …); by default this machine's.", autocompletion=gpus)
     ] = "",
-    rows: Annotated[int | None, typer.Option(help="Rows (softmax, norms), or of each grid (laplacian).")] = None,
-    cols: Annotated[int | None, typer.Option(help="Columns of a row or grid.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences (attention).")] = None,
-    heads: Annotated[int | None, typer.Option(help="Query heads (attention).")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Key heads; as many as query heads by default.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Queries of a sequence (attention).")] = None,
-    k_len: Annotated[int | None, typer.Option(help="Keys of a sequence; as many as queries by default.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Elements of a head (attention).")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal", help="Later keys are masked (attention).")] = None,
-    grids: Annotated[int | None, typer.Option(help="Grids of a batch (laplacian).")] = None,
-    boundary: Annotated[str | None, typer.Option(help="zero, replicate, circular or interior (laplacian).")] = None,
-    elements: Annotated[int | None, typer.Option(help="Elements (add_scalar).")] = None,
-    measured: Annotated[bool, typer.Option("--measured", help="With --op: count bytes with Nsight Compute.")] = False,
-    records: Annotated[Path | None, typer.Option(help="Your records (a file or folder) instead of ours.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    rows: Annotated[int | None, Option(help="Rows (softmax, norms), or of each grid (laplacian).")] = None,
+    cols: Annotated[int | None, Option(help="Columns of a row or grid.")] = None,
+    batch: Annotated[int | None, Option(help="Sequences (attention).")] = None,
+    heads: Annotated[int | None, Option(help="Query heads (attention).")] = None,
+    kv_heads: Annotated[int | None, Option(help="Key heads; as many as query heads by default.")] = None,
+    seq_len: Annotated[int | None, Option(help="Queries of a sequence (attention).")] = None,
+    k_len: Annotated[int | None, Option(help="Keys of a sequence; as many as queries by default.")] = None,
+    head_dim: Annotated[int | None, Option(help="Elements of a head (attention).")] = None,
+    causal: Annotated[bool | None, Option("--causal", help="Later keys are masked (attention).")] = None,
+    grids: Annotated[int | None, Option(help="Grids of a batch (laplacian).")] = None,
+    boundary: Annotated[str | None, Option(help="zero, replicate, circular or interior (laplacian).")] = None,
+    elements: Annotated[int | None, Option(help="Elements (add_scalar).")] = None,
+    measured: Annotated[bool, Option("--measured", help="With --op: count bytes with Nsight Compute.")] = False,
+    records: Annotated[Path | None, Option(help="Your records (a file or folder) instead of ours.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """One workload in numbers: FLOPs, bytes, bound, waves, padding, launch share; which backend, and why.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Option
 
 from expertile.cli.complete import gpus, models
 from expertile.cli.output import print_json
@@ -18,19 +19,17 @@ from expertile.lab.traffic.explain import shipped
 
 
 def impact(
-    model: Annotated[
-        str, typer.Option(help=f"One of {', '.join(lab.MODELS)}.", autocompletion=models)
-    ] = "qwen3-30b-a3b",
-    qps: Annotated[float, typer.Option(help="Queries per second; a query is one sequence.", min=0)] = 1000.0,
-    batch: Annotated[int | None, typer.Option(help="Queries in one forward pass; the model's own by default.")] = None,
-    seq_len: Annotated[int, typer.Option(help="Tokens of a query.")] = 512,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32; the model's own by default.")] = None,
-    gpu: Annotated[str, typer.Option(help="The GPU whose records count.", autocompletion=gpus)] = "h200",
-    policy: Annotated[str, typer.Option(help="graph or eager: which times count.")] = "graph",
-    baseline: Annotated[str, typer.Option(help="Compared with: torch, torch.compile, unfused, liger …")] = lab.TORCH,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="In any currency; none is assumed.", min=0)] = None,
-    records: Annotated[Path | None, typer.Option(help="Your records (a file or folder) instead of ours.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: Annotated[str, Option(help=f"One of {', '.join(lab.MODELS)}.", autocompletion=models)] = "qwen3-30b-a3b",
+    qps: Annotated[float, Option(help="Queries per second; a query is one sequence.", min=0)] = 1000.0,
+    batch: Annotated[int | None, Option(help="Queries in one forward pass; the model's own by default.")] = None,
+    seq_len: Annotated[int, Option(help="Tokens of a query.")] = 512,
+    dtype: Annotated[str | None, Option(help="bf16, fp16 or fp32; the model's own by default.")] = None,
+    gpu: Annotated[str, Option(help="The GPU whose records count.", autocompletion=gpus)] = "h200",
+    policy: Annotated[str, Option(help="graph or eager: which times count.")] = "graph",
+    baseline: Annotated[str, Option(help="Compared with: torch, torch.compile, unfused, liger …")] = lab.TORCH,
+    price_per_gpu_hour: Annotated[float | None, Option(help="In any currency; none is assumed.", min=0)] = None,
+    records: Annotated[Path | None, Option(help="Your records (a file or folder) instead of ours.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown."""
     found, own = Device.by_name(gpu), records_in(records)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
 from expertile.cli.output import check_file, check_folder, print_json
 from expertile.lab.flashinfer import write as write_traces
@@ -27,21 +28,21 @@ from expertile.lab.report import (
 
 
 def compare(
-    old: Annotated[Path | None, typer.Argument(help="Records of the earlier run (JSONL).")] = None,
-    new: Annotated[Path | None, typer.Argument(help="Records of the later run (JSONL).")] = None,
+    old: Annotated[Path | None, Argument(help="Records of the earlier run (JSONL).")] = None,
+    new: Annotated[Path | None, Argument(help="Records of the later run (JSONL).")] = None,
     history: Annotated[
-        Path | None, typer.Option(help="Instead of two files a folder: each workload over its runs and commits.")
+        Path | None, Option(help="Instead of two files a folder: each workload over its runs and commits.")
     ] = None,
     only: Annotated[
-        list[str], typer.Option(help="With --history: workloads whose names match, 'models/*' (again for more).")
+        list[str], Option(help="With --history: workloads whose names match, 'models/*' (again for more).")
     ] = [],
-    out: Annotated[Path | None, typer.Option(help="With --history: an HTML file with a chart for each.")] = None,
-    min_effect: Annotated[float, typer.Option(help="Smallest change that counts, as a share.")] = 0.03,
-    ties: Annotated[bool, typer.Option(help="List ties as well.")] = True,
+    out: Annotated[Path | None, Option(help="With --history: an HTML file with a chart for each.")] = None,
+    min_effect: Annotated[float, Option(help="Smallest change that counts, as a share.")] = 0.03,
+    ties: Annotated[bool, Option(help="List ties as well.")] = True,
     across_devices: Annotated[
-        bool, typer.Option("--across-devices", help="Compare records of different devices, which are refused else.")
+        bool, Option("--across-devices", help="Compare records of different devices, which are refused else.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Faster, slower or tie, with confidence; exit code 1 on a regression."""
     if history is not None:
@@ -97,15 +98,13 @@ def _history(folder: Path, only: list[str], out: Path | None, as_json: bool) -> 
 
 
 def report(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Record files (JSONL); the shipped ones by default.")
-    ] = None,
+    files: Annotated[list[Path] | None, Argument(help="Record files (JSONL); the shipped ones by default.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the HTML report: a file, or without FILES a folder.")
+        Path | None, Option(help="Where to write the HTML report: a file, or without FILES a folder.")
     ] = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print a Markdown summary.")] = False,
     traces: Annotated[
-        Path | None, typer.Option(help="Folder for definitions, solutions and traces that flashinfer-bench reads.")
+        Path | None, Option(help="Folder for definitions, solutions and traces that flashinfer-bench reads.")
     ] = None,
 ) -> None:
     """Verdict, table and HTML report from records; of the shipped ones an index with a page for each run."""

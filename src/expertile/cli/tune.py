@@ -4,9 +4,9 @@ import datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Option
 
 from expertile.cli.complete import backends
 from expertile.cli.output import check_folder, print_json
@@ -21,33 +21,27 @@ from expertile.ops.grouped_mm.tuned import save_table, user_folder
 
 
 def tune(
-    minutes: Annotated[float, typer.Option(help="About how long to measure.")] = 8.0,
+    minutes: Annotated[float, Option(help="About how long to measure.")] = 8.0,
     verify_count: Annotated[
-        int,
-        typer.Option("--verify", help="Measure no table: time auto against every rival on so many random problems."),
+        int, Option("--verify", help="Measure no table: time auto against every rival on so many random problems.")
     ] = 0,
     left_out_gpu: Annotated[
-        str,
-        typer.Option("--left-out", help="Measure nothing: auto on each problem of this GPU's table, by the others."),
+        str, Option("--left-out", help="Measure nothing: auto on each problem of this GPU's table, by the others.")
     ] = "",
-    backend: Annotated[
-        list[str], typer.Option(help="Only these backends (again for more).", autocompletion=backends)
-    ] = [],
+    backend: Annotated[list[str], Option(help="Only these backends (again for more).", autocompletion=backends)] = [],
     problems: Annotated[
-        int, typer.Option(help="At most so many problems; by default as many as the time allows.", min=0)
+        int, Option(help="At most so many problems; by default as many as the time allows.", min=0)
     ] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with today's records.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on with today's records.")] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the problems and operands; for --verify one that is not in the table.")
+        int | None, Option(help="Seed of the problems and operands; for --verify one that is not in the table.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the records (JSONL); out/ by default.")] = None,
+    out: Annotated[Path | None, Option(help="Folder for the records (JSONL); out/ by default.")] = None,
     tables: Annotated[
-        Path | None, typer.Option(help="Folder for the table; by default this user's, which is read first.")
+        Path | None, Option(help="Folder for the table; by default this user's, which is read first.")
     ] = None,
-    from_records: Annotated[
-        list[Path], typer.Option(help="Measure nothing: make the table from these record files.")
-    ] = [],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    from_records: Annotated[list[Path], Option(help="Measure nothing: make the table from these record files.")] = [],
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure every backend and config on many problems, and write the table that backend="auto" reads."""
     console = Console(emoji=False, stderr=as_json)

@@ -80,7 +80,11 @@ class Mxfp4Layout(QuantizedWeight):
     @classmethod
     def kernel_layout(cls, k: int, group_size: int) -> KernelLayout:
         """Scales are loaded as words of four."""
-        validate_k(k)
+        if k % BLOCK or k <= 0:
+            raise ValueError(
+                f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and "
+                "the activations with zeros"
+            )
         row_bytes = -(-k // cls.filled_to) * cls.filled_to // 2
         return KernelLayout(BLOCK, row_bytes, 4 * BLOCK, torch.int32, cls.scales_of_row)
 
@@ -166,7 +170,8 @@ class Mxfp4Weight(Mxfp4Layout):
         made = Mxfp4Weight.empty((*blocks.shape[:2], BLOCK * blocks.shape[2]), blocks.device)
         scales = _scale_bytes("scales", scales, tuple(blocks.shape[:3]))
         for e in range(blocks.shape[0]):
-            made._fill(e, _nibbles(blocks[e].flatten(-2)), scales[e])
+            packed = blocks[e].flatten(-2)
+            made._fill(e, torch.stack([packed & 15, packed >> 4], -1).flatten(-2), scales[e])
         return made
 
     @staticmethod
@@ -225,15 +230,6 @@ class Mxfp4Weight(Mxfp4Layout):
 torch.serialization.add_safe_globals([Mxfp4Weight])
 
 
-def validate_k(k: int) -> None:
-    """ValueError unless K is a positive multiple of 32."""
-    if k % BLOCK or k <= 0:
-        raise ValueError(
-            f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and the "
-            "activations with zeros"
-        )
-
-
 def _scale_bytes(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Scales as bytes. ValueError unless they are of that shape and none is NaN."""
     scales = scales.view(torch.uint8) if scales.dtype is torch.float8_e8m0fnu else scales
@@ -275,11 +271,6 @@ def rounded_codes(values: torch.Tensor) -> torch.Tensor:
 def values_of_codes(codes: torch.Tensor) -> torch.Tensor:
     """float32 values of e2m1 codes, in their shape."""
     return torch.tensor([*_VALUES, *(-v for v in _VALUES)], device=codes.device)[codes.int()]
-
-
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """Bytes [..., K/2], the even value low -> [..., K]."""
-    return torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
 
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:

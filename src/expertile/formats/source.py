@@ -16,10 +16,7 @@ def reader(source: Source) -> Callable[[str], torch.Tensor | None]:
         return source.get
     from safetensors import safe_open
 
-    if isinstance(source, (str, Path)):
-        paths = files(Path(source))
-    else:
-        paths = [Path(p) for p in source]
+    paths = files(Path(source)) if isinstance(source, (str, Path)) else [Path(p) for p in source]
     place: dict[str, Any] = {}
     for path in paths:
         opened = safe_open(str(path), framework="pt")

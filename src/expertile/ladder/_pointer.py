@@ -3,24 +3,20 @@
 from typing import Any
 
 import torch
-import triton
 
 from expertile.device import Device
 from expertile.ladder._common import takes
 from expertile.ops.grouped_mm.backend import Operands, new_out
-from expertile.ops.grouped_mm.persistent import tiles_bound
+from expertile.ops.grouped_mm.persistent import tile_options, tiles_bound
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.launch.device import current_device, program_count
+from expertile.ops.launch.device import current_device, no_triton, program_count
 from expertile.ops.launch.versions import FP_FUSION
 
 
 def takes_pointers(problem: Problem, device: Device) -> str | None:
     """`takes`, and what the pointer kernels need: an sm_80 or the interpreter, and k contiguous in both operands."""
-    reason = takes(problem)
-    if reason is not None:
+    if reason := takes(problem) or no_triton(problem, device):
         return reason
-    if not triton.knobs.runtime.interpret and (problem.device_type != "cuda" or not device.at_least(8)):
-        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
     if problem.a_strides[1] != 1 or problem.b_strides[1] != 1:
         return f"reads k contiguous in both operands; strides are {problem.a_strides} and {problem.b_strides}"
     if problem.groups == 0 or problem.groups > 4096:
@@ -30,8 +26,7 @@ def takes_pointers(problem: Problem, device: Device) -> str | None:
 
 def takes_aligned(problem: Problem, device: Device) -> str | None:
     """`takes_pointers`, and rows of 16-byte pieces, which the hints promise to the compiler."""
-    reason = takes_pointers(problem, device)
-    if reason is not None:
+    if reason := takes_pointers(problem, device):
         return reason
     strides = (problem.a_strides[0], problem.b_strides[0], problem.b_strides[2], problem.n)
     if not (problem.a_aligned and problem.b_aligned) or any(s % 8 for s in strides):
@@ -58,11 +53,7 @@ def launch(
             kernel[(programs,)](
                 *(operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups),
                 *(p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0)),
-                BLOCK_M=config.block_m,
-                BLOCK_N=config.block_n,
-                BLOCK_K=config.block_k,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
+                **tile_options(config),
                 **constants,
                 **FP_FUSION,
             )

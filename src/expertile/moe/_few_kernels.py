@@ -40,10 +40,7 @@ def _tile(ptr, row, pitch, col, row_mask, cols, EVEN: tl.constexpr):
 @triton.jit
 def _gate_up_rows(n, I, INTERLEAVED: tl.constexpr):
     """Rows of gate_up that make gate and up of the intermediate columns n."""
-    if INTERLEAVED:
-        return 2 * n, 2 * n + 1
-    else:
-        return n, I + n
+    return (2 * n, 2 * n + 1) if INTERLEAVED else (n, I + n)
 
 
 @triton.jit

@@ -181,10 +181,7 @@ def route_kernel(
 @triton.jit
 def _of_scores(dscores, scores, shared, SIGMOID: tl.constexpr):
     """The logits' gradient from that of their scores; `shared` is <dscores, scores> of a token, for softmax."""
-    if SIGMOID:
-        return dscores * scores * (1.0 - scores)
-    else:
-        return scores * (dscores - shared)
+    return dscores * scores * (1.0 - scores) if SIGMOID else scores * (dscores - shared)
 
 
 @triton.jit

@@ -202,13 +202,9 @@ def _fake(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *p
     )
 
 
-def _backward_kernel(logits: torch.Tensor, ids: torch.Tensor, dweights: Any, dscores: Any, *plan: Any) -> torch.Tensor:
-    return select_backward(logits, ids, dweights, dscores, Plan(*plan))
-
-
 _call_backward = define(
     "moe_select_backward",
-    _backward_kernel,
+    lambda logits, ids, dweights, dscores, *plan: select_backward(logits, ids, dweights, dscores, Plan(*plan)),
     f"(Tensor logits, Tensor ids, Tensor? dweights, Tensor? dscores, {_PLAN}) -> Tensor",
     fake=lambda logits, *_: logits.new_empty(logits.shape),
 )
@@ -229,17 +225,13 @@ def _gradient(backward: Callable[..., Any], ctx: Any, dweights: Any, _: Any, dsc
     return (dlogits, *(None,) * (2 + len(ctx.plan)))
 
 
-def _by_operator(*given: Any) -> torch.Tensor:
-    return _call_backward(*given[:-1], *given[-1])  # type: ignore[no-any-return]
-
-
 # What calls the operator; and eager calls, with the same kernels.
 _call = define(
     "moe_select",
     _kernel,
     f"(Tensor logits, Tensor? bias, bool want_scores, {_PLAN}) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
-    gradient=partial(_gradient, _by_operator),
+    gradient=partial(_gradient, lambda *given: _call_backward(*given[:-1], *given[-1])),
     setup=_setup,
 )
 _differentiable_select = differentiable_eagerly(

@@ -189,11 +189,7 @@ def _rounded(
     return ids
 
 
-def _fake(topk_ids: Tensor, *_: object) -> Tensor:
-    return topk_ids.new_empty(topk_ids.shape, dtype=torch.int32)
-
-
-_call = define("moe_round_groups", _rounded, fake=_fake)
+_call = define("moe_round_groups", _rounded, fake=lambda ids, *_: ids.new_empty(ids.shape, dtype=torch.int32))
 
 
 def round_groups(

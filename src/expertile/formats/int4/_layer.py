@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from expertile.formats.int4.weight import SCALE_DTYPES, SYMMETRIC_ZERO, Int4Weight
+from expertile.formats.int4.weight import SCALE_DTYPES, Int4Weight
 
 
 def field(
@@ -37,11 +37,6 @@ def refuse_act_order(name: str, g_idx: torch.Tensor | None, k: int, group_size: 
             f"{name}: expected groups in order along K, got an activation order (desc_act=True): values that share a "
             "scale do not lie together; quantise with desc_act=False, or with static groups"
         )
-
-
-def or_symmetric(zeros: torch.Tensor) -> torch.Tensor | None:
-    """None for zero points that are all 8: formats that always store them have no other way to say symmetric."""
-    return None if bool((zeros == SYMMETRIC_ZERO).all()) else zeros
 
 
 def as_weight(

@@ -25,17 +25,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from expertile.formats.int4._layer import (
-    as_weight,
-    check_zeros,
-    expect_shape,
-    expert_of,
-    field,
-    or_symmetric,
-    refuse_act_order,
-)
+from expertile.formats.int4._layer import as_weight, check_zeros, expect_shape, expert_of, field, refuse_act_order
 from expertile.formats.int4.packing import IN_ORDER, pack_words, unpack_words
-from expertile.formats.int4.weight import Int4Weight
+from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 
 AWQ_FIELDS = ("qweight", "qzeros", "scales")
 GPTQ_FIELDS = (*AWQ_FIELDS, "g_idx")
@@ -82,7 +74,9 @@ def _read(
         raise ValueError(f"scales: expected rows that divide K = {k}, got {groups}")
     refuse_act_order("g_idx", tensors.get("g_idx"), k, k // groups)
     zeros = unpack_words(qzeros, 1, order)[:, :n].to(torch.int32) + offset
-    return as_weight(values, scales, or_symmetric(zeros), k // groups, dtype)
+    # Formats that always store zero points have no other way to say symmetric.
+    asymmetric = bool((zeros != SYMMETRIC_ZERO).any())
+    return as_weight(values, scales, zeros if asymmetric else None, k // groups, dtype)
 
 
 def _written(

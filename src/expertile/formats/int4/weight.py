@@ -167,10 +167,7 @@ def _quantize_rows(groups: Tensor, symmetric: bool, dtype: torch.dtype) -> tuple
         extent = (high - low) / 15
     scale = torch.where(extent == 0, 1.0, extent.clamp(min=torch.finfo(dtype).tiny)).to(dtype)
     stored = scale.float()
-    if symmetric:
-        zero = torch.full_like(stored, SYMMETRIC_ZERO)
-    else:
-        zero = (-low / stored).round().clamp(0, 15)
+    zero = torch.full_like(stored, SYMMETRIC_ZERO) if symmetric else (-low / stored).round().clamp(0, 15)
     q = (groups / stored[..., None]).round().add(zero[..., None]).clamp(0, 15)
     return q.nan_to_num(0).to(torch.uint8), scale, zero
 

@@ -91,7 +91,8 @@ def _launches(timed: Sequence[Row]) -> list[str]:
     held = {(r.workload, r.backend, r.policy): r for r in timed if r.op in ("diagnose_launch", "diagnose_add")}
     found = []
     for (workload, backend, policy), record in held.items():
-        calls, name = record.config["launches"], _what(record)
+        calls = record.config["launches"]
+        name = "additions of one element" if backend == "torch.add loop" else f"products of {_size(record)}"
         eager, replay = record.seconds / calls, held.get((workload, backend, "graph"))
         loop = held.get((workload, "torch.mm loop", policy))
         if backend == "torch.bmm" and loop is not None:
@@ -109,10 +110,6 @@ def _launches(timed: Sequence[Row]) -> list[str]:
                 f"graph, so {_duration(more)} ({more / eager:.0%}) of each eager call is launch and not work."
             )
     return found
-
-
-def _what(record: Row) -> str:
-    return "additions of one element" if record.backend == "torch.add loop" else f"products of {_size(record)}"
 
 
 def _size(record: Row) -> str:

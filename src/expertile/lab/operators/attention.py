@@ -48,11 +48,6 @@ def _backward_inputs(w: Workload, device: torch.device, seed: int) -> Inputs:
     return random(w, device, seed + 1)(*q.shape), q, k, v
 
 
-def _reference(w: Workload, inputs: Inputs) -> Inputs:
-    wide = Operands(*(x.float() for x in inputs))
-    return reference.forward(problem(w), wide)[:1]
-
-
 def _backward_reference(w: Workload, inputs: Inputs) -> Inputs:
     dout, *qkv = (x.float() for x in inputs)
     p, wide = problem(w), Operands(*qkv)
@@ -263,7 +258,7 @@ OPERATORS = (
     Operator(
         "attention",
         _inputs,
-        _reference,
+        lambda w, inputs: reference.forward(problem(w), Operands(*(x.float() for x in inputs)))[:1],
         lambda w: problem(w).work(),
         (
             Rival("expertile", partial(_expertile, own=True), peer=False, peak_nbytes=_fused_peak),

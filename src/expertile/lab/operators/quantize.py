@@ -5,6 +5,8 @@ copy for the weight gradient too, of `groups` equal groups of rows). Activations
 [rows, 2 cols]), weights [groups, rows, cols].
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -109,11 +111,6 @@ def _flat(made: Fp8Blocks | tuple[Fp8Blocks, Fp8Blocks, Tensor]) -> tuple[Tensor
     return made[0].values, made[0].scales, made[1].values, made[1].scales
 
 
-def _torch(w: Workload, inputs: tuple[Tensor, ...]) -> Call:
-    parts = _parts(w, inputs)
-    return lambda: _by_hand(*parts)
-
-
 def _allocated(w: Workload) -> float:
     """The results; a norm with a transposed copy also keeps its rstd."""
     return _results_nbytes(w) + (4.0 * w["rows"] if w["what"] == "rms_norm" and w["transposed"] else 0.0)
@@ -147,7 +144,7 @@ OPERATORS = (
         _work,
         (
             Rival("expertile", _ours, peer=False, peak_nbytes=_allocated),
-            Rival("torch", _torch),
+            Rival("torch", lambda w, inputs: partial(_by_hand, *_parts(w, inputs))),
             Rival("torch.compile", lambda w, inputs: compiled_call(w, _by_hand, *_parts(w, inputs))),
         ),
         # An e4m3 step (2^-3 of a value, 32 of 448) of few elements: where float32 roundings differ, ties differ too.

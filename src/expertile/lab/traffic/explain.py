@@ -94,15 +94,10 @@ def achieved(subject: Workload, device: Device, records: Iterable[Record]) -> tu
         and r.env.gpu == device.name
         and r.time_s is not None
         and r.backend not in ("copy", "dense")
-        and same_call(subject, r)
+        and subject.shape().items() <= r.shape.items()
     ]
     if not found:
         return ()
     latest = max(found, key=lambda r: r.date).run
     times = [Achieved(r.backend, r.policy, r.time_s, r.run, r.date) for r in found if r.run == latest and r.time_s]
     return tuple(sorted(times, key=lambda a: a.time_s))
-
-
-def same_call(subject: Workload, record: Record) -> bool:
-    """Whether a record of the same operator has every dimension of `subject`, and the same."""
-    return subject.shape().items() <= record.shape.items()

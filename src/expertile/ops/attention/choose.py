@@ -26,7 +26,8 @@ def choose(problem: Problem, device: Device, backward: bool = False) -> Choice[B
     able = [b for b in BACKENDS if reasons[b.name] is None]
     if not able:
         raise none_able(reasons.items())
-    known = _known(problem, device, backward)
+    same_kind = device.kind == MEASURED_ON.kind and device.capability == MEASURED_ON.capability
+    known = rates(problem, backward) if same_kind else {}  # of all backends, whether they can or not
     ranked = sorted((b for b in able if b.name in known), key=lambda b: -known[b.name])
     if ranked:
         best = ranked[0]
@@ -40,12 +41,6 @@ def choose(problem: Problem, device: Device, backward: bool = False) -> Choice[B
     flops = (problem.backward_work() if backward else problem.work()).flops
     estimates = tuple(_estimate(b, reasons[b.name], known.get(b.name), flops, problem, device) for b in BACKENDS)
     return Choice(best, best.direction(backward).configs(problem, device)[0], why, estimates)
-
-
-def _known(problem: Problem, device: Device, backward: bool) -> dict[str, float]:
-    """Rates to go by, of all backends, whether they can or not."""
-    same_kind = device.kind == MEASURED_ON.kind and device.capability == MEASURED_ON.capability
-    return rates(problem, backward) if same_kind else {}
 
 
 def _source(device: Device) -> str:

@@ -60,10 +60,6 @@ def _fake_backward(
     return dy.new_empty((r, 2 * inner)), dy.new_empty((r, inner)), weights.new_empty(weights.shape)
 
 
-def _fake_wgrad(x: Tensor, rows: Tensor | None, d: Tensor, offs: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((offs.shape[0], x.shape[1], d.shape[1]))
-
-
 call_gated = define(
     "gathered_gated_mm",
     by_backend(_gated),
@@ -82,7 +78,7 @@ call_wgrad = define(
     "gathered_wgrad",
     by_backend(wgrad),
     "(Tensor x, Tensor? rows, Tensor d, Tensor offs, bool gather_b, str backend) -> Tensor",
-    fake=_fake_wgrad,
+    fake=lambda x, rows, d, offs, *_: x.new_empty((offs.shape[0], x.shape[1], d.shape[1])),
 )
 
 

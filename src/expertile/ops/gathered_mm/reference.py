@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from expertile.device import Device
 from expertile.ops.backend import NoConfig
 from expertile.ops.gathered_mm import activation as act
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
@@ -108,13 +107,9 @@ def _run(problem: GatherProblem, operands: Operands, config: NoConfig | RowByRow
             torch.where(inside, value, target, out=target)
 
 
-def _invariant(problem: GatherProblem, device: Device) -> tuple[RowByRow, ...]:
-    return (RowByRow(),) if device.kind == "cpu" and problem.product is not Product.WGRAD else ()
-
-
 BACKEND = Backend(
     name="reference",
     summary="plain torch around grouped_mm: rows selected, activation in torch",
     run=_run,
-    invariant=_invariant,
+    invariant=lambda p, device: (RowByRow(),) if device.kind == "cpu" and p.product is not Product.WGRAD else (),
 )

@@ -14,7 +14,7 @@ from expertile.ops import backend as backends
 from expertile.ops.backend import AUTO, Request, planner
 from expertile.ops.backend import device_of as _device
 from expertile.ops.checks import require_tensors
-from expertile.ops.grouped_mm.autograd import GroupedMM, Product, gradients
+from expertile.ops.grouped_mm.autograd import Product, differentiable_mm, gradients
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
@@ -62,7 +62,7 @@ def grouped_mm(
         product = partial(product, out=out, accumulate=accumulate)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
         over_rows = partial(forward, request=Request(backend, config)) if batch_invariant else product
-        return GroupedMM.apply(product, over_rows, a, b, offs, bias, out_dtype)
+        return differentiable_mm(product, over_rows, a, b, offs, bias, out_dtype)
     return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 
 

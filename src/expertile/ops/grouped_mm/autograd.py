@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from expertile.ops.grouped_mm.tail import zero_tail
+from expertile.ops.torch_op import differentiable_eagerly
 
 Product = Callable[..., torch.Tensor]
 
@@ -71,34 +72,30 @@ def bias_gradient(product: Product, grad: torch.Tensor, offs: torch.Tensor | Non
     return sums[:, 0].to(like.dtype).contiguous()
 
 
-class GroupedMM(torch.autograd.Function):
-    """Autograd for eager calls; compiled ones go through the operator in `api`, with the same `gradients`."""
+def _grouped_mm(
+    product: Product, over_rows: Product, a: Any, b: Any, offs: Any, bias: Any, out_dtype: torch.dtype | None
+) -> torch.Tensor:
+    return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        product: Product,
-        over_rows: Product,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offs: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(a, b, offs, bias)
-        ctx.product, ctx.over_rows = product, over_rows
-        return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        a, b, offs, bias = ctx.saved_tensors
-        needs = (ctx.needs_input_grad[2], ctx.needs_input_grad[3], ctx.needs_input_grad[5])
-        product, over_rows = ctx.product, ctx.over_rows
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
-            product, over_rows = _differentiable(product, over_rows), _differentiable(over_rows, over_rows)
-        da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, over_rows)
-        return None, None, da, db, None, dbias, None
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.product, ctx.over_rows, *operands, _ = inputs
+    ctx.save_for_backward(*operands)
+
+
+def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    a, b, offs, bias = ctx.saved_tensors
+    needs = (ctx.needs_input_grad[2], ctx.needs_input_grad[3], ctx.needs_input_grad[5])
+    product, over_rows = ctx.product, ctx.over_rows
+    if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+        product, over_rows = _differentiable(product, over_rows), _differentiable(over_rows, over_rows)
+    da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, over_rows)
+    return None, None, da, db, None, dbias, None
 
 
 def _differentiable(product: Product, over_rows: Product) -> Product:
-    return lambda x, y, offs, out_dtype: GroupedMM.apply(product, over_rows, x, y, offs, None, out_dtype)
+    return lambda x, y, offs, out_dtype: differentiable_mm(product, over_rows, x, y, offs, None, out_dtype)
+
+
+# For eager calls; compiled ones go through the operator in `api`, with the same `gradients`.
+differentiable_mm = differentiable_eagerly(_grouped_mm, _setup, _gradient)

@@ -47,7 +47,8 @@ class Explanation:
 
     def _problem(self) -> str:
         p = self.problem
-        return f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {_dtype(p)} on {self.device.name}"
+        dtype = "fp64" if p.dtype is torch.float64 else p.dtype_key
+        return f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {dtype} on {self.device.name}"
 
     def __str__(self) -> str:
         w = self.work
@@ -81,10 +82,6 @@ class Explanation:
         # On a CPU a rule gives the order of preference, and no time is modelled.
         seconds = estimate.seconds or 0.0
         return f"{seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
-
-
-def _dtype(problem: Problem) -> str:
-    return "fp64" if problem.dtype is torch.float64 else problem.dtype_key
 
 
 def explain_problem(problem: Problem, device: Device) -> Explanation:

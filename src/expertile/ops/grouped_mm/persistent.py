@@ -9,6 +9,7 @@ follows from the sizes, and sizes that change from call to call must not compile
 """
 
 from functools import lru_cache
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -154,6 +155,12 @@ def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n:
     if ragged == "n":
         return across_m * (across_n + groups)
     return groups * across_m * across_n
+
+
+def tile_options(config: Any) -> dict[str, int]:
+    """What a launch of a `config` is told of its tile: its sizes, its warps and its stages."""
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    return {**blocks, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def sizes_read(problem: Problem) -> tuple[int, int, int]:

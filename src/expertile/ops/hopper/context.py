@@ -9,6 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate, constexpr
 
+from expertile.ragged import power_of_two
+
 T = TypeVar("T")
 
 
@@ -38,6 +40,14 @@ def context_of(descriptors: str, shared: str, tensors: str, constants: type) -> 
     kinds = ((descriptors, tma.tensor_descriptor), (shared, gl.shared_memory_descriptor), (tensors, gl.tensor))
     fields = {name: kind for names, kind in kinds for name in names.split()}
     return context(type("Context", (), {"__annotations__": fields | {"shape": constants}}))
+
+
+def shape_of(kind: Any, config: Any, problem: Any, **others: Any) -> Any:
+    """The constants `kind` of a kernel: `others`, those of its ring and its plan, and for each other field the
+    attribute of its name in small letters, of `config` or else of `problem`."""
+    given = {"GROUPS_POW2": power_of_two(problem.groups, 32), "STAGES": config.num_stages} | others
+    named = {name: name.lower() for name in kind._fields if name not in given}
+    return kind(**given, **{name: getattr(config if hasattr(config, n) else problem, n) for name, n in named.items()})
 
 
 def _values(group: Any) -> Iterable[Any]:

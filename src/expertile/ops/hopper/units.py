@@ -19,10 +19,7 @@ def _narrow_tiles(plan):
 @gluon.jit
 def units(p, plan):
     """Work units of all programs."""
-    if p.TAIL:
-        return plan.total + _narrow_tiles(plan)
-    else:
-        return plan.total * p.SPLIT_K
+    return plan.total + _narrow_tiles(plan) if p.TAIL else plan.total * p.SPLIT_K
 
 
 @gluon.jit

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 
+from expertile.device import Device
 from expertile.ops.launch import versions
 
 # Programs of one launch under the interpreter: more than one, so that the striding over tiles is exercised.
@@ -66,6 +67,13 @@ def machine(index: int) -> Machine:
 def capability(index: int) -> tuple[int, int]:
     """Compute capability of GPU `index`, asked for once: operators look at every call."""
     return torch.cuda.get_device_capability(index)
+
+
+def no_triton(problem: Any, device: Device, major: int = 8) -> str | None:
+    """Why Triton's kernels of compute capability `major`.0 and later can't run for `problem` on `device`, or None."""
+    if triton.knobs.runtime.interpret or (problem.device_type == "cuda" and device.at_least(major)):
+        return None
+    return f"needs a CUDA GPU of compute capability {major}.0 or later (or TRITON_INTERPRET=1)"
 
 
 def on_kernels(x: torch.Tensor) -> bool:

@@ -32,10 +32,7 @@ def shrink_kernel(
     x_ptr, rows_ptr, b_ptr, offs_ptr, out_ptr = tensors
     groups, K, x_stride, scale, b_stride_g, b_stride_k, b_stride_r = scalars
     group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
-    if rows_ptr is None:
-        source = row.to(tl.int64)
-    else:
-        source = tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)
+    source = row.to(tl.int64) if rows_ptr is None else tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)
     rank = tl.arange(0, RANK)
     sums = tl.zeros((BLOCK_M, RANK), tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -223,10 +220,7 @@ def outer_kernel(tensors, scalars, RANK: tl.constexpr, BLOCK_N: tl.constexpr, BL
             slot = tl.load(slots_ptr + row, mask=used, other=0)
             weight = tl.load(weights_ptr + slot, mask=used, other=0.0)
             u = (u.to(tl.float32) * weight[None, :]).to(u.dtype)
-        if rows_ptr is None:
-            source = row.to(tl.int64)
-        else:
-            source = tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)
+        source = row.to(tl.int64) if rows_ptr is None else tl.load(rows_ptr + row, mask=used, other=0).to(tl.int64)
         inside = used[:, None] & (col < N)[None, :]
         x = tl.load(x_ptr + source[:, None] * x_stride + col[None, :], mask=inside, other=0.0)
         sums = tl.dot(u, x, sums, input_precision="ieee")

@@ -49,10 +49,7 @@ def _computed(x: Tensor, source: str, weight: Tensor | None, eps: float) -> Tens
     if source == "rms_norm":
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return wide if weight is None else wide * weight.float()
-    if source == "swiglu_interleaved":
-        gate, up = wide[..., ::2], wide[..., 1::2]
-    else:
-        gate, up = wide.chunk(2, -1)
+    gate, up = (wide[..., ::2], wide[..., 1::2]) if source == "swiglu_interleaved" else wide.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 

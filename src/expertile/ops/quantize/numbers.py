@@ -92,17 +92,11 @@ def _larger(x, y):
 @triton.jit
 def largest_magnitude(x):
     """The largest `magnitude` of each row of float32 x; the hardware takes |x| on the way."""
-    if _INTERPRETED:
-        return tl.max(magnitude(x), 1)
-    else:
-        return magnitude(tl.reduce(tl.abs(x), 1, _larger))
+    return tl.max(magnitude(x), 1) if _INTERPRETED else magnitude(tl.reduce(tl.abs(x), 1, _larger))
 
 
 @triton.jit
 def silu(x):
     """x / (1 + exp(-x)) from one exponential and one reciprocal of the hardware, which flush subnormals: what guards
     them otherwise takes as long as memory does. The interpreter has neither."""
-    if _INTERPRETED:
-        return x * tl.sigmoid(x)
-    else:
-        return libdevice.fast_dividef(x, 1.0 + libdevice.fast_expf(-x))
+    return x * tl.sigmoid(x) if _INTERPRETED else libdevice.fast_dividef(x, 1.0 + libdevice.fast_expf(-x))

@@ -75,10 +75,7 @@ def lower_half(bits, DTYPE: gl.constexpr):
 
 @gluon.jit
 def upper_half(bits, DTYPE: gl.constexpr):
-    if gl.bfloat16 == DTYPE:
-        return (bits & -65536).to(gl.float32, bitcast=True)
-    else:
-        return lower_half(bits >> 16, DTYPE)
+    return (bits & -65536).to(gl.float32, bitcast=True) if gl.bfloat16 == DTYPE else lower_half(bits >> 16, DTYPE)
 
 
 @gluon.jit
@@ -190,10 +187,7 @@ def every_fourth(x, AXIS: gl.constexpr):
 def factors_of(factors, WHICH: gl.constexpr, AXIS: gl.constexpr, LAYOUT: gl.constexpr, DIVIDE: gl.constexpr):
     ALONG: gl.constexpr = gl.SliceLayout(AXIS, LAYOUT)
     first = factors[2 * WHICH].load(ALONG)
-    if DIVIDE == 0:
-        return (first,)
-    else:
-        return first, factors[2 * WHICH + 1].load(ALONG)
+    return (first,) if DIVIDE == 0 else (first, factors[2 * WHICH + 1].load(ALONG))
 
 
 @gluon.jit

@@ -23,10 +23,7 @@ def body_start(rows, stride, VECTOR: tl.constexpr):
 @triton.jit
 def row_pointers(ptr, rows, stride, VECTOR: tl.constexpr):
     """Where `rows` start in a tensor, or if they are cut (VECTOR > 1) their bodies."""
-    if VECTOR > 1:
-        return ptr + body_start(rows, stride, VECTOR)
-    else:
-        return ptr + rows.to(tl.int64) * stride
+    return ptr + body_start(rows, stride, VECTOR) if VECTOR > 1 else ptr + rows.to(tl.int64) * stride
 
 
 @triton.jit

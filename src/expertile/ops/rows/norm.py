@@ -87,7 +87,8 @@ def _launch(
     if config.streamed:
         return plan(norm_streamed_kernel, rows, pointers, (*strides, eps), (centered, shape), config.num_warps)
     count = config.resident_programs(rows, here, index)
-    late = not config.programs_per_sm and _held_per_thread(config, cols) > 32
+    held = config.block_rows * config.pieces(cols) * config.block_cols / (32 * config.num_warps)  # by one thread
+    late = not config.programs_per_sm and held > 32
     if cut > 1 and config.programs_per_sm:
         # All tiles of a program are cut alike if it strides over a multiple of `cut` rows.
         alike = cut // gcd(cut, config.block_rows)
@@ -147,11 +148,6 @@ def backward(
 def _spread(config: RowConfig, itemsize: int) -> bool:
     """Whether the warps of a program lie over several rows of its tile."""
     return config.block_rows > 1 and config.block_cols < 32 * config.num_warps * (16 // itemsize)
-
-
-def _held_per_thread(config: RowConfig, cols: int) -> float:
-    """Elements of a tile in the registers of one thread."""
-    return config.block_rows * config.pieces(cols) * config.block_cols / (32 * config.num_warps)
 
 
 def _sum_columns(

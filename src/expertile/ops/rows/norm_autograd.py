@@ -215,10 +215,6 @@ def _gradients(backward: Callable[..., Any], ctx: Any, dy: Optional, dsum: Optio
     return dx, dresidual, dweight if sums[0] else None, dbias if sums[1] else None, *none
 
 
-def _by_operator(ctx: Any, *inputs: Any) -> Any:
-    return _call_backward(*inputs[:-1], *inputs[-1])
-
-
 def _by_kernels(ctx: Any, dy: torch.Tensor, h: torch.Tensor, *rest: Any) -> Any:
     return row_norm_backward(dy, h, *rest, ctx.config)
 
@@ -242,7 +238,7 @@ _call_row_norm = define(
     "(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, bool centered)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_fake,
-    gradient=partial(_gradients, _by_operator),
+    gradient=partial(_gradients, lambda ctx, *inputs: _call_backward(*inputs[:-1], *inputs[-1])),
     setup=_setup,
 )
 _differentiable_norm = differentiable_eagerly(

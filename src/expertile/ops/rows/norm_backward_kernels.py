@@ -80,10 +80,7 @@ def norm_backward_kernel(
             dys = piece.append(dys, piece.load_piece(i, dy_rows, at, s, 0.0))
             hs = piece.append(hs, piece.load_piece(i, h_rows, at, s, 0.0))
         rstd = tl.load(rstd_ptr + rows, mask=row_mask, other=0.0)
-        if CENTERED:
-            mean = tl.load(mean_ptr + rows, mask=row_mask, other=0.0)
-        else:
-            mean = tl.zeros((s.BLOCK_R, 1), tl.float32)
+        mean = tl.load(mean_ptr + rows, mask=row_mask, other=0.0) if CENTERED else tl.zeros((s.BLOCK_R, 1), tl.float32)
 
         lane_g = tl.zeros((s.BLOCK_R, s.BLOCK_C), tl.float32)
         lane_gn = tl.zeros((s.BLOCK_R, s.BLOCK_C), tl.float32)

@@ -49,10 +49,7 @@ class _Given(NamedTuple):
 @triton.jit
 def _at_columns(i: tl.constexpr, ptr, held, cols, C, s, LATE: tl.constexpr):
     """Piece i of a weight or bias in float32: one of those held, or LATE loaded now."""
-    if LATE:
-        return piece.load_vector_piece(i, ptr, cols, C, s).to(tl.float32)
-    else:
-        return held[i].to(tl.float32)
+    return piece.load_vector_piece(i, ptr, cols, C, s).to(tl.float32) if LATE else held[i].to(tl.float32)
 
 
 @triton.jit

@@ -159,8 +159,3 @@ weight_only_dequantize = define(
     "SymInt first=0, SymInt? last=None) -> Tensor",
     fake=_fake,
 )
-
-
-def dequantized(w: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """`w.dequantize(dtype)` by the operator."""
-    return weight_only_dequantize(*w.parts, dtype)  # type: ignore[no-any-return]

@@ -2,13 +2,6 @@
 
 Defaults are the fastest measured on an H200 (bf16, B=4, lengths 256 to 16384, D 64 and 128, causal or not), where they
 gain more than 1 %. Between two lengths the change lies at their geometric mean. docs/notes/attention.md has the times.
-
-- Forward, D = 64: three consumers (tiles of 192 rows) from 4 tiles an SM and length 1449 on, else two. A causal tile
-  counts half. At D = 128 one config wins at all lengths but 256.
-- Length 256, with fewer tiles than SMs: one program for each tile. Causal and 512 long at D = 128: blocks of 64 keys.
-- dK and dV: at D = 64 products are queued ahead from length 1024 on; at D = 128 registers do not suffice. Rows are held
-  in two buffers, but at D = 128 causal from 2048 on one program for each tile is faster.
-- dQ: blocks of 128 keys from 1024 on (D = 128) or everywhere (D = 64); products are queued ahead where loops are long.
 """
 
 from dataclasses import dataclass

@@ -43,10 +43,7 @@ Backward = context_of(
 @gluon.jit
 def padded_start(p, q_start, batch):
     """Where a sequence's row statistics start: each sequence's rows are padded to multiples of STAT_PAD."""
-    if p.VARLEN:
-        return (q_start + batch * p.STAT_PAD) // p.STAT_PAD * p.STAT_PAD
-    else:
-        return 0
+    return (q_start + batch * p.STAT_PAD) // p.STAT_PAD * p.STAT_PAD if p.VARLEN else 0
 
 
 @gluon.jit

@@ -46,16 +46,17 @@ def _sequence(cu_q_ptr, cu_k_ptr, batch, LQ, LK, s):
 
 @triton.jit
 def _tile(ptr, batch, head, start, strides):
-    """Address of row `start` of a head; it may lie more than 2^31 elements in."""
+    """(address of row `start` of a head, which may lie more than 2^31 elements in; stride of its rows)"""
     row = tl.full((), 0, tl.int32) + start
-    return ptr + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1] + row.to(tl.int64) * strides[2]
+    at = ptr + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1] + row.to(tl.int64) * strides[2]
+    return at, strides[2]
 
 
 @triton.jit
-def _load(ptr, rows, stride, dims, length, s, MASKED: tl.constexpr):
-    """[rows, D] with zeros past `length`, where rows may lie there (MASKED), and past D."""
+def _load(tile, rows, dims, length, s, MASKED: tl.constexpr):
+    """[rows, D] of a `_tile` with zeros past `length`, where rows may lie there (MASKED), and past D."""
     EVEN_D: tl.constexpr = s.D == s.BLOCK_D
-    at = ptr + rows[:, None] * stride + dims[None, :]
+    at = tile[0] + rows[:, None] * tile[1] + dims[None, :]
     if MASKED and EVEN_D:
         return tl.load(at, mask=rows[:, None] < length, other=0.0)
     elif MASKED:
@@ -67,7 +68,8 @@ def _load(ptr, rows, stride, dims, length, s, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _store(ptr, rows, stride, dims, length, value, s):
+def _store(tile, rows, dims, length, value, s):
+    ptr, stride = tile
     mask = rows[:, None] < length
     if s.D != s.BLOCK_D:
         mask = mask & (dims[None, :] < s.D)
@@ -99,12 +101,10 @@ def _seen(m, rows, q_len, k_len, s):
 
 
 class _Keys(NamedTuple):
-    """The keys and values of a head: pointers to its first row, strides of rows, and how many there are."""
+    """The keys and values of a head, each a `_tile`, and how many there are."""
 
-    k_ptr: Any
-    v_ptr: Any
-    k_stride: Any
-    v_stride: Any
+    k: Any
+    v: Any
     length: Any
 
 
@@ -114,7 +114,7 @@ def _weigh_keys(sums, q, of, first, last, last_key, dims, scale_log2, s, MASKED:
     acc, row_max, row_sum = sums
     for n in range(first, last, s.BLOCK_N):
         cols = n + tl.arange(0, s.BLOCK_N)
-        k = _load(of.k_ptr, cols, of.k_stride, dims, of.length, s, MASKED)
+        k = _load(of.k, cols, dims, of.length, s, MASKED)
         scores = tl.dot(q, k.T)
         if MASKED:
             scores = tl.where(cols[None, :] <= last_key[:, None], scores, float("-inf"))
@@ -124,7 +124,7 @@ def _weigh_keys(sums, q, of, first, last, last_key, dims, scale_log2, s, MASKED:
         factor = tl.exp2(row_max * scale_log2 - shift)
         weights = tl.exp2(scores * scale_log2 - shift[:, None])
         row_sum = row_sum * factor + tl.sum(weights, 1)
-        v = _load(of.v_ptr, cols, of.v_stride, dims, of.length, s, MASKED)
+        v = _load(of.v, cols, dims, of.length, s, MASKED)
         acc = tl.dot(weights.to(v.dtype), v, acc * factor[:, None])
         row_max = new_max
     return acc, row_max, row_sum
@@ -146,19 +146,19 @@ def forward_kernel(tensors, cu_ptrs, strides, H, GROUP, LQ, LK, scale_log2, SHAP
         k_tile = _tile(k_ptr, batch, head // GROUP, k_start, k_strides)
         v_tile = _tile(v_ptr, batch, head // GROUP, k_start, v_strides)
         o_tile = _tile(o_ptr, batch, head, q_start, o_strides)
-        q = _load(q_tile, rows, q_strides[2], dims, q_len, s, True)
+        q = _load(q_tile, rows, dims, q_len, s, True)
         full, end, last_key = _seen(m, rows, q_len, k_len, s)
         acc = tl.zeros((s.BLOCK_M, s.BLOCK_D), tl.float32)
         row_max = tl.full((s.BLOCK_M,), float("-inf"), tl.float32)
         sums = (acc, row_max, tl.zeros((s.BLOCK_M,), tl.float32))
-        keys = _Keys(k_tile, v_tile, k_strides[2], v_strides[2], k_len)
+        keys = _Keys(k_tile, v_tile, k_len)
         sums = _weigh_keys(sums, q, keys, 0, full, last_key, dims, scale_log2, s, False)
         acc, row_max, row_sum = _weigh_keys(sums, q, keys, full, end, last_key, dims, scale_log2, s, True)
         # Rows that see no key: zeros, and minus infinity for the log-sum-exp.
         empty = row_sum == 0.0
         acc = tl.where(empty[:, None], 0.0, acc / tl.where(empty, 1.0, row_sum)[:, None])
         lse = (row_max * scale_log2 + tl.log2(row_sum)) * 0.6931471805599453
-        _store(o_tile, rows, o_strides[2], dims, q_len, acc, s)
+        _store(o_tile, rows, dims, q_len, acc, s)
         at = lse_ptr + batch.to(tl.int64) * lse_strides[0] + head * lse_strides[1] + q_start + rows
         tl.store(at, tl.where(empty, float("-inf"), lse), mask=rows < q_len)
 
@@ -166,10 +166,7 @@ def forward_kernel(tensors, cu_ptrs, strides, H, GROUP, LQ, LK, scale_log2, SHAP
 @triton.jit
 def _padded_start(q_start, batch, s):
     """Where a sequence's statistics start."""
-    if s.PACKED:
-        return (q_start + batch * s.STAT_PAD) // s.STAT_PAD * s.STAT_PAD
-    else:
-        return 0
+    return (q_start + batch * s.STAT_PAD) // s.STAT_PAD * s.STAT_PAD if s.PACKED else 0
 
 
 @triton.jit
@@ -188,8 +185,8 @@ def statistics_kernel(tensors, cu_ptrs, strides, H, LQ, inv_scale, SHAPE: tl.con
     if m < (q_len + s.STAT_PAD - 1) // s.STAT_PAD * s.STAT_PAD:
         rows = m + tl.arange(0, s.BLOCK_M)
         dims = tl.arange(0, s.BLOCK_D)
-        o = _load(_tile(o_ptr, batch, head, q_start, o_strides), rows, o_strides[2], dims, q_len, s, True)
-        do = _load(_tile(do_ptr, batch, head, q_start, do_strides), rows, do_strides[2], dims, q_len, s, True)
+        o = _load(_tile(o_ptr, batch, head, q_start, o_strides), rows, dims, q_len, s, True)
+        do = _load(_tile(do_ptr, batch, head, q_start, do_strides), rows, dims, q_len, s, True)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         at = batch.to(tl.int64) * lse_strides[0] + head * lse_strides[1] + q_start + rows
         lse = tl.load(lse_ptr + at, mask=rows < q_len, other=float("inf"))
@@ -204,14 +201,12 @@ def statistics_kernel(tensors, cu_ptrs, strides, H, LQ, inv_scale, SHAPE: tl.con
 
 
 class _Queries(NamedTuple):
-    """The queries of a head: pointers to its first row, strides of rows, and how many there are."""
+    """The queries of a head: Q and dO, each a `_tile`, pointers to their statistics, and how many there are."""
 
-    q_ptr: Any
-    do_ptr: Any
+    q: Any
+    do: Any
     nlse_ptr: Any
     ndelta_ptr: Any
-    q_stride: Any
-    do_stride: Any
     length: Any
 
 
@@ -223,8 +218,8 @@ def _over_queries(sums, k, v, of, first, last, keys, dims, scale_log2, s, MASKED
     cols, shift = keys
     for m in range(first, last, s.BLOCK_M):
         rows = m + tl.arange(0, s.BLOCK_M)
-        q = _load(of.q_ptr, rows, of.q_stride, dims, of.length, s, True)
-        do = _load(of.do_ptr, rows, of.do_stride, dims, of.length, s, True)
+        q = _load(of.q, rows, dims, of.length, s, True)
+        do = _load(of.do, rows, dims, of.length, s, True)
         nlse = tl.load(of.nlse_ptr + rows)
         ndelta = tl.load(of.ndelta_ptr + rows)
         scores = tl.dot(k, q.T)
@@ -253,8 +248,8 @@ def dkdv_kernel(tensors, cu_ptrs, strides, HKV, GROUP, LQ, LK, scale, scale_log2
         dims = tl.arange(0, s.BLOCK_D)
         k_tile = _tile(k_ptr, batch, kv_head, k_start, k_strides)
         v_tile = _tile(v_ptr, batch, kv_head, k_start, v_strides)
-        k = _load(k_tile, cols, k_strides[2], dims, k_len, s, True)
-        v = _load(v_tile, cols, v_strides[2], dims, k_len, s, True)
+        k = _load(k_tile, cols, dims, k_len, s, True)
+        v = _load(v_tile, cols, dims, k_len, s, True)
         sums = (tl.zeros((s.BLOCK_N, s.BLOCK_D), tl.float32), tl.zeros((s.BLOCK_N, s.BLOCK_D), tl.float32))
         shift = k_len - q_len
         keys = (cols, shift)
@@ -270,7 +265,7 @@ def dkdv_kernel(tensors, cu_ptrs, strides, HKV, GROUP, LQ, LK, scale, scale_log2
             do_tile = _tile(do_ptr, batch, head, q_start, do_strides)
             at = batch.to(tl.int64) * stat_strides[0] + head * stat_strides[1]
             at += _padded_start(q_start, batch, s)
-            queries = _Queries(q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_strides[2], do_strides[2], q_len)
+            queries = _Queries(q_tile, do_tile, nlse_ptr + at, ndelta_ptr + at, q_len)
             if s.CAUSAL:
                 last = tl.minimum(full, q_len)
                 sums = _over_queries(sums, k, v, queries, first, last, keys, dims, scale_log2, s, True)
@@ -278,8 +273,8 @@ def dkdv_kernel(tensors, cu_ptrs, strides, HKV, GROUP, LQ, LK, scale, scale_log2
         dk, dv = sums
         dk_tile = _tile(dk_ptr, batch, kv_head, k_start, dk_strides)
         dv_tile = _tile(dv_ptr, batch, kv_head, k_start, dv_strides)
-        _store(dk_tile, cols, dk_strides[2], dims, k_len, dk * scale, s)
-        _store(dv_tile, cols, dv_strides[2], dims, k_len, dv, s)
+        _store(dk_tile, cols, dims, k_len, dk * scale, s)
+        _store(dv_tile, cols, dims, k_len, dv, s)
 
 
 @triton.jit
@@ -288,8 +283,8 @@ def _over_keys(dq, rows, of, first, last, last_key, dims, scale_log2, s, MASKED:
     q, do, nlse, ndelta = rows
     for n in range(first, last, s.BLOCK_N):
         cols = n + tl.arange(0, s.BLOCK_N)
-        k = _load(of.k_ptr, cols, of.k_stride, dims, of.length, s, MASKED)
-        v = _load(of.v_ptr, cols, of.v_stride, dims, of.length, s, MASKED)
+        k = _load(of.k, cols, dims, of.length, s, MASKED)
+        v = _load(of.v, cols, dims, of.length, s, MASKED)
         scores = tl.dot(q, k.T)
         if MASKED:
             scores = tl.where(cols[None, :] <= last_key[:, None], scores, float("-inf"))
@@ -315,17 +310,16 @@ def dq_kernel(tensors, cu_ptrs, strides, H, GROUP, LQ, LK, scale, scale_log2, SH
         do_tile = _tile(do_ptr, batch, head, q_start, do_strides)
         k_tile = _tile(k_ptr, batch, head // GROUP, k_start, k_strides)
         v_tile = _tile(v_ptr, batch, head // GROUP, k_start, v_strides)
-        q = _load(q_tile, rows, q_strides[2], dims, q_len, s, True)
-        do = _load(do_tile, rows, do_strides[2], dims, q_len, s, True)
+        q = _load(q_tile, rows, dims, q_len, s, True)
+        do = _load(do_tile, rows, dims, q_len, s, True)
         at = batch.to(tl.int64) * stat_strides[0] + head * stat_strides[1]
         at += _padded_start(q_start, batch, s) + rows
         nlse = tl.load(nlse_ptr + at) * scale_log2
         ndelta = tl.load(ndelta_ptr + at)
         full, end, last_key = _seen(m, rows, q_len, k_len, s)
         dq = tl.zeros((s.BLOCK_M, s.BLOCK_D), tl.float32)
-        keys = _Keys(k_tile, v_tile, k_strides[2], v_strides[2], k_len)
+        keys = _Keys(k_tile, v_tile, k_len)
         held = (q, do, nlse, ndelta)
         dq = _over_keys(dq, held, keys, 0, full, last_key, dims, scale_log2, s, False)
         dq = _over_keys(dq, held, keys, full, end, last_key, dims, scale_log2, s, True)
-        dq_tile = _tile(dq_ptr, batch, head, q_start, dq_strides)
-        _store(dq_tile, rows, dq_strides[2], dims, q_len, dq * scale, s)
+        _store(_tile(dq_ptr, batch, head, q_start, dq_strides), rows, dims, q_len, dq * scale, s)

@@ -42,18 +42,10 @@ def _cudnn_supports(problem: Problem, device: Device) -> str | None:
     return _common(p, device)
 
 
-def _cudnn_supports_backward(problem: Problem, device: Device) -> str | None:
-    return _backward_refusal(problem) or _cudnn_supports(problem, device)
-
-
 def _fa2_supports(problem: Problem, device: Device) -> str | None:
     if problem.packed and 0 in (problem.q_len, problem.k_len):
         return "takes sequences with rows"
     return _common(problem, device)
-
-
-def _fa2_supports_backward(problem: Problem, device: Device) -> str | None:
-    return _backward_refusal(problem) or _fa2_supports(problem, device)
 
 
 def _like(x: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
@@ -130,13 +122,15 @@ CUDNN = Backend(
     name="sdpa_cudnn",
     summary="cuDNN's fused attention, as torch's SDPA calls it",
     forward=Direction(_cudnn_supports, one_config, _cudnn_forward),
-    backward=Direction(_cudnn_supports_backward, one_config, _cudnn_backward),
+    backward=Direction(
+        lambda p, device: _backward_refusal(p) or _cudnn_supports(p, device), one_config, _cudnn_backward
+    ),
     peer=True,
 )
 FA2 = Backend(
     name="sdpa_fa2",
     summary="FlashAttention 2, as torch's SDPA calls it; packed sequences too",
     forward=Direction(_fa2_supports, one_config, _fa2_forward),
-    backward=Direction(_fa2_supports_backward, one_config, _fa2_backward),
+    backward=Direction(lambda p, device: _backward_refusal(p) or _fa2_supports(p, device), one_config, _fa2_backward),
     peer=True,
 )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, lse_strides, new_lse
@@ -19,6 +18,7 @@ from expertile.ops.attention.backends import _statistics
 from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.backends._triton_kernels import Shape, dkdv_kernel, dq_kernel, forward_kernel
 from expertile.ops.attention.problem import Problem, row_strides
+from expertile.ops.launch.device import no_triton
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ragged import power_of_two
 
@@ -99,11 +99,7 @@ def supports(problem: Problem, device: Device) -> str | None:
         return f"takes bfloat16 and float16, not {problem.dtype}"
     if problem.scale <= 0:
         return f"takes a positive scale, not {problem.scale}"
-    if triton.knobs.runtime.interpret:
-        return None
-    if problem.device_type != "cuda" or not device.at_least(8):
-        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
-    return None
+    return no_triton(problem, device)
 
 
 def forward_configs(problem: Problem, device: Device) -> tuple[Config, ...]:

@@ -1,8 +1,8 @@
 """Device code of `gluon_gather`: what becomes of a tile of products, from the accumulators to memory.
 
-Everything leaves through shared memory by TMA, half a tile's width in C_PARTS pieces, through C_SLOTS buffers used in
-turn; a buffer is waited for when it is needed again. Rows past the end of the group lie outside the descriptors'
-windows, and the hardware drops them.
+Everything leaves through shared memory by TMA, half a tile's width in STORE_PARTS pieces, through STORE_SLOTS buffers
+used in turn; a buffer is waited for when it is needed again. Rows past the end of the group lie outside the
+descriptors' windows, and the hardware drops them.
 """
 
 from triton.experimental import gluon
@@ -44,8 +44,8 @@ def _activate(gate, up, ACTIVATION: gl.constexpr, PARTS: gl.constexpr):
 @gluon.jit
 def _buffer(p, count, CONSUMER: gl.constexpr):
     """The consumer's buffer for its store number `count`, empty again."""
-    buf = p.c_smem.index(CONSUMER * p.C_SLOTS + count % p.C_SLOTS)
-    tma.store_wait(p.C_SLOTS - 1)
+    buf = p.c_smem.index(CONSUMER * p.STORE_SLOTS + count % p.STORE_SLOTS)
+    tma.store_wait(p.STORE_SLOTS - 1)
     return buf
 
 
@@ -53,10 +53,10 @@ def _buffer(p, count, CONSUMER: gl.constexpr):
 def _store(p, desc, x, row, row_end, col, count, CONSUMER: gl.constexpr, HALF: gl.constexpr = None):
     """x, half a tile's width, to column `col` and following, as this consumer's store number `count`. HALF: into the
     gate half (0) or the up half (1) of the pre-activation."""
-    cut = pieces(x, p.C_PARTS)
-    PART: gl.constexpr = x.shape[1] // p.C_PARTS
-    for s in gl.static_range(p.C_PARTS):
-        buf = _buffer(p, count * p.C_PARTS + s, CONSUMER)
+    cut = pieces(x, p.STORE_PARTS)
+    PART: gl.constexpr = x.shape[1] // p.STORE_PARTS
+    for s in gl.static_range(p.STORE_PARTS):
+        buf = _buffer(p, count * p.STORE_PARTS + s, CONSUMER)
         buf.reshape([x.shape[0], PART]).store(cut[s])
         fence_async_shared()
         if HALF is None:
@@ -69,12 +69,12 @@ def _store(p, desc, x, row, row_end, col, count, CONSUMER: gl.constexpr, HALF: g
 @gluon.jit
 def _store_pairs(p, gate, up, row, row_end, col, count, CONSUMER: gl.constexpr):
     """Gate and up columns in turn, as pieces of the box's width: `_store` of twice as much."""
-    PIECES: gl.constexpr = 2 * p.C_PARTS
+    PIECES: gl.constexpr = 2 * p.STORE_PARTS
     WIDTH: gl.constexpr = 2 * gate.shape[1] // PIECES
     gates = pieces(gate, PIECES)
     ups = pieces(up, PIECES)
     for s in gl.static_range(PIECES):
-        buf = _buffer(p, count * p.C_PARTS + s, CONSUMER)
+        buf = _buffer(p, count * p.STORE_PARTS + s, CONSUMER)
         buf.reshape([gate.shape[0], WIDTH]).store(unpair(gates[s], ups[s]))
         fence_async_shared()
         tma_store(p.pre_desc, [WRAP, row_end, WRAP - (row_end - row), col + s * WIDTH], buf)

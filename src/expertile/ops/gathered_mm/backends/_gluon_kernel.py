@@ -55,8 +55,8 @@ class Shape(NamedTuple):
     BLOCK_K: int
     STAGES: int
     GROUP_M: int
-    C_PARTS: int
-    C_SLOTS: int
+    STORE_PARTS: int
+    STORE_SLOTS: int
     DYNAMIC: bool
     FENCED: bool
     MASKED: bool
@@ -85,10 +85,7 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
     a = a.reshape([p.BLOCK_M, p.BLOCK_K])
     if p.ROWS < p.BLOCK_M:
         a = a.slice(PART * p.ROWS, p.ROWS)
-    if p.B_K_MAJOR:
-        b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
-    else:
-        b = b.reshape([p.BLOCK_K, p.BLOCK_N])
+    b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0)) if p.B_K_MAJOR else b.reshape([p.BLOCK_K, p.BLOCK_N])
     acc = warpgroup_mma(a, b, acc, use_acc=not FIRST, is_async=True)
     return warpgroup_mma_wait(1, (acc,))
 
@@ -235,7 +232,7 @@ def gathered_mm_kernel(
     """
     a_smem = slots(a_desc, SHAPE.STAGES)
     b_smem = slots(b_desc, SHAPE.STAGES)
-    c_smem = slots(out_desc, 2 * SHAPE.C_SLOTS)
+    c_smem = slots(out_desc, 2 * SHAPE.STORE_SLOTS)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
     full, empty = make_barriers(SHAPE.STAGES, 129 if SHAPE.GATHERED != "" else 1, SHAPE.BLOCK_M // SHAPE.ROWS)
     order, loaded = make_barriers(2, 1, 1)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import triton
 from torch import Tensor
 
 from expertile.device import Device
@@ -27,6 +26,7 @@ from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import Backend as GroupedBackend
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.launch.device import no_triton
 
 # Bytes of one copy for a weight gradient, of all rows and some columns. Each product reads the other operand once more.
 COPY_NBYTES = 2**29
@@ -100,15 +100,6 @@ def _parts(problem: GatherProblem, columns: int) -> list[tuple[int, int]]:
     return [(start, min(most, columns - start)) for start in range(0, columns, most)]
 
 
-def supports(problem: GatherProblem, device: Device) -> str | None:
-    """Everything, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
-    if triton.knobs.runtime.interpret:
-        return None
-    if problem.device_type != "cuda" or not device.at_least(8):
-        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
-    return None
-
-
 def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """A batch-invariant product, between kernels whose programs sum a row in one order for all numbers of rows."""
     return () if problem.product is Product.WGRAD else (Config(batch_invariant=True),)
@@ -117,7 +108,7 @@ def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
 BACKEND = Backend(
     name="composed",
     summary="rows copied, grouped_mm, one pointwise kernel (sm_80+)",
-    supports=supports,
+    supports=no_triton,
     configs=lambda problem, device: (Config(),),
     run=run,
     invariant=invariant,

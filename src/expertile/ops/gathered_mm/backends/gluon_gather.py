@@ -28,11 +28,11 @@ from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
-from expertile.ragged import power_of_two
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class Config:
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if reason := refusal(p, device):
         return reason
@@ -110,7 +109,6 @@ _CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_
 
 @lru_cache(maxsize=1024)
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first."""
     if problem.product is Product.BACKWARD:
         # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
         # less than the half tile that they waste.
@@ -200,11 +198,6 @@ def _weights(p: GatherProblem, config: Config) -> Blocks:
     return Blocks((p.groups, p.k, p.n), (expert, k, 1), (1, bk, bn))
 
 
-def _of_rank(p: GatherProblem, rank: int) -> tuple[int, ...]:
-    """Strides of the second pair's b [E, rank, N], laid out as b is."""
-    return (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)
-
-
 @lru_cache(maxsize=1024)
 def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: int, rank: int = 0) -> Launch:
     """The launch of `gathered_mm_kernel` on GPU number `device` for this problem, with a second pair of operands of
@@ -219,32 +212,19 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
     b = _weights(p, config)
     if rank:
         more_a = Blocks((p.m, rank), (rank, 1), a.box)
-        more_b = _weights(replace(p, k=rank, b_strides=_of_rank(p, rank)), config)
+        strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)  # laid out as b is
+        more_b = _weights(replace(p, k=rank, b_strides=strides), config)
     out = pre = ragged(inner, inner, box)
     if backward or (gated and p.save_pre):
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
-    shape = Shape(
+    shape = shape_of(
+        Shape,
+        config,
+        p,
         LAYOUT="ragged_m",
         PRODUCT=p.product.value,
-        ACTIVATION=p.activation,
-        INTERLEAVED=p.interleaved,
         HALVED=_halved(p),
-        SAVE_PRE=p.save_pre,
-        GATHERED=p.gathered,
         B_K_MAJOR=p.b_strides[1] == 1,
-        HAS_BIAS=p.has_bias,
-        GROUPS_POW2=power_of_two(p.groups, 32),
-        BLOCK_M=config.block_m,
-        ROWS=config.rows,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        STAGES=config.num_stages,
-        GROUP_M=config.group_m,
-        C_PARTS=config.store_parts,
-        C_SLOTS=config.store_slots,
-        DYNAMIC=config.dynamic,
-        FENCED=config.fenced,
-        MASKED=config.masked,
         MORE=more,
     )
     options = {

@@ -27,10 +27,10 @@ from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_ker
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
-from expertile.ops.grouped_mm.persistent import groups_p2, tiles_bound
+from expertile.ops.grouped_mm.persistent import groups_p2, tile_options, tiles_bound
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.kernels import launch
-from expertile.ops.launch.launch import Launch, Pointer, met
+from expertile.ops.launch.launch import Launch, Pointers, met
 
 _SUM_ROWS = 256  # of one program of the second launch
 
@@ -44,11 +44,7 @@ def _parts(product: Product, config: Config) -> int:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    problem: GatherProblem,
-    config: Config,
-    pointers: tuple[Pointer | None, ...],
-    bias_strides: tuple[int, ...],
-    device: int,
+    problem: GatherProblem, config: Config, pointers: Pointers, bias_strides: tuple[int, ...], device: int
 ) -> Launch:
     """The launch on GPU `device` for arguments like `pointers`."""
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
@@ -56,11 +52,7 @@ def _launch(
     shared = {
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "GROUPS_P2": groups_p2(inner),
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": block_k,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        **tile_options(config),
     }
     if problem.product is Product.WGRAD:
         tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)

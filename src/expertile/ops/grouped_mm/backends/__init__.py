@@ -1,6 +1,6 @@
 """The backends of `grouped_mm`, one file each, in the order in which they are shown: peers first, then our kernels.
 
-A new backend is one file that ends in `BACKEND = Backend(...)` and one line here.
+A new backend is one file that ends in `BACKEND = Backend(...)` and its name here.
 """
 
 from functools import partial
@@ -18,15 +18,9 @@ from expertile.ops.grouped_mm.backends import (
     triton_tma,
 )
 
-BACKENDS: tuple[Backend, ...] = (
-    loop.BACKEND,
-    padded_bmm.BACKEND,
-    torch_grouped.BACKEND,
-    cublas_grouped.BACKEND,
-    quack.BACKEND,
-    triton_pointer.BACKEND,
-    triton_tma.BACKEND,
-    gluon_hopper.BACKEND,
+BACKENDS: tuple[Backend, ...] = tuple(
+    module.BACKEND
+    for module in (loop, padded_bmm, torch_grouped, cublas_grouped, quack, triton_pointer, triton_tma, gluon_hopper)
 )
 
 # Those that run on a CPU in earnest, not in the Triton interpreter.

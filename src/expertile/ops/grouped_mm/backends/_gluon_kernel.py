@@ -51,8 +51,8 @@ class Shape(NamedTuple):
     STAGES: int
     LAG: int
     GROUP_M: int
-    C_PARTS: int
-    C_SLOTS: int
+    STORE_PARTS: int
+    STORE_SLOTS: int
     DYNAMIC: bool
     ADD: bool
     MORE: int
@@ -117,14 +117,8 @@ def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
     mbarrier.wait(p.full.index(i), phase)
     a = p.a_smem.index(i * A_PARTS + PART)
     b = p.b_smem.index(i)
-    if p.A_K_MAJOR:
-        a = a.reshape([p.ROWS, p.BLOCK_K])
-    else:
-        a = a.reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
-    if p.B_K_MAJOR:
-        b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0))
-    else:
-        b = b.reshape([p.BLOCK_K, p.BLOCK_N])
+    a = a.reshape([p.ROWS, p.BLOCK_K]) if p.A_K_MAJOR else a.reshape([p.BLOCK_K, p.ROWS]).permute((1, 0))
+    b = b.reshape([p.BLOCK_N, p.BLOCK_K]).permute((1, 0)) if p.B_K_MAJOR else b.reshape([p.BLOCK_K, p.BLOCK_N])
     acc = warpgroup_mma(a, b, acc, use_acc=not FIRST, is_async=True)
     return warpgroup_mma_wait(1, (acc,))
 
@@ -151,8 +145,8 @@ def _multiply(p, plan, step, k_len, number, t, PART: gl.constexpr, NEXT: gl.cons
 
 @gluon.jit
 def _store(p, acc, place, tile, PART: gl.constexpr, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
-    """Accumulators -> shared memory -> TMA, in C_PARTS pieces through C_SLOTS buffers, used in turn; `tile` counts this
-    consumer's tiles.
+    """Accumulators -> shared memory -> TMA, in STORE_PARTS pieces through STORE_SLOTS buffers, used in turn; `tile`
+    counts this consumer's tiles.
 
     Nothing waits for the last stores here: a buffer is waited for when it is needed again, one tile later.
     """
@@ -160,11 +154,11 @@ def _store(p, acc, place, tile, PART: gl.constexpr, CONSUMER: gl.constexpr, mma_
     if p.HAS_BIAS:
         bias = bias_of(p, g, col, p.N, p.BLOCK_N, gl.SliceLayout(0, mma_layout))
         acc = acc + gl.expand_dims(bias, 0)
-    PART_N: gl.constexpr = p.BLOCK_N // p.C_PARTS
-    cut = pieces(acc, p.C_PARTS)
-    for s in gl.static_range(p.C_PARTS):
-        buf = p.c_smem.index(CONSUMER * p.C_SLOTS + (tile * p.C_PARTS + s) % p.C_SLOTS)
-        tma.store_wait(p.C_SLOTS - 1)
+    PART_N: gl.constexpr = p.BLOCK_N // p.STORE_PARTS
+    cut = pieces(acc, p.STORE_PARTS)
+    for s in gl.static_range(p.STORE_PARTS):
+        buf = p.c_smem.index(CONSUMER * p.STORE_SLOTS + (tile * p.STORE_PARTS + s) % p.STORE_SLOTS)
+        tma.store_wait(p.STORE_SLOTS - 1)
         store_tile(p, buf, cut[s], g, row, row_end, row_end, col + s * PART_N, p.ADD)
 
 
@@ -285,7 +279,7 @@ def grouped_mm_kernel(
     if SHAPE.A_BOX < SHAPE.ROWS:
         a_smem = reinterpret(a_boxes, a_desc.dtype, [SHAPE.STAGES * A_PARTS, SHAPE.ROWS, SHAPE.BLOCK_K], a_desc.layout)
     b_smem = slots(b_desc, SHAPE.STAGES)
-    c_smem = slots(c_desc, SHAPE.CONSUMERS * SHAPE.C_SLOTS)
+    c_smem = slots(c_desc, SHAPE.CONSUMERS * SHAPE.STORE_SLOTS)
     full, empty = make_barriers(SHAPE.STAGES, 1, A_PARTS)
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(2):

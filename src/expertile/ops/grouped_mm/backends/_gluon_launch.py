@@ -9,10 +9,10 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends._gluon_kernel import Shape, grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, matrix, ragged
 from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch, tile_counter
-from expertile.ragged import power_of_two
 
 
 @lru_cache(maxsize=1024)
@@ -51,26 +51,8 @@ def _launch(
     else:
         c = Blocks((*lead, p.m, p.n), out_strides, (1, rows, part_n))
     warps = config.num_warps * config.consumers + 1
-    shape = Shape(
-        LAYOUT=p.layout.value,
-        A_K_MAJOR=a_k_major,
-        B_K_MAJOR=b_k_major,
-        HAS_BIAS=p.has_bias,
-        GROUPS_POW2=power_of_two(p.groups, 32),
-        CONSUMERS=config.consumers,
-        ROWS=rows,
-        A_BOX=box,
-        BLOCK_M=config.block_m,
-        BLOCK_N=bn,
-        BLOCK_K=bk,
-        STAGES=config.num_stages,
-        LAG=config.lag,
-        GROUP_M=config.group_m,
-        C_PARTS=config.store_parts,
-        C_SLOTS=config.store_slots,
-        DYNAMIC=config.dynamic,
-        ADD=add,
-        MORE=more,
+    shape = shape_of(
+        Shape, config, p, LAYOUT=p.layout.value, A_K_MAJOR=a_k_major, B_K_MAJOR=b_k_major, A_BOX=box, ADD=add, MORE=more
     )
     options = {
         "SHAPE": shape,

@@ -27,10 +27,7 @@ def _load(
         block = desc.load([0x40000000, k_start + k_length, 0x40000000 - k_length + k, at])
         return block.reshape(BLOCK_K, BLOCK).T
     elif FLAT:
-        if K_INNER:
-            return desc.load([at, k])
-        else:
-            return desc.load([k, at]).T
+        return desc.load([at, k]) if K_INNER else desc.load([k, at]).T
     elif K_INNER:
         return desc.load([group, at, k]).reshape(BLOCK, BLOCK_K)
     else:

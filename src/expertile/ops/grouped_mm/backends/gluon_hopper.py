@@ -91,7 +91,6 @@ class Config:
 
 
 def supports(problem: Problem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if reason := refusal(p, device):
         return reason
@@ -130,13 +129,9 @@ def _b_inner(p: Problem) -> int | None:
     return k_dim if p.b_strides[k_dim] == 1 else n_dim if p.b_strides[n_dim] == 1 else None
 
 
-def _fits(config: Config, problem: Problem, device: Device) -> bool:
-    return config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize) <= device.smem_bytes
-
-
 def _fitted(config: Config, problem: Problem, device: Device) -> Config:
     """`config`, its result stored in more and smaller parts where 4-byte elements leave no room for large ones."""
-    while not _fits(config, problem, device):
+    while config.smem_bytes(problem.dtype.itemsize, problem.out_dtype.itemsize) > device.smem_bytes:
         config = replace(config, store_parts=2 * config.store_parts)
     return config
 
@@ -282,7 +277,6 @@ def _wgrad_default(p: Problem) -> Config:
 
 @lru_cache(maxsize=1024)
 def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the default first."""
     few = problem.layout is Layout.RAGGED_M and problem.mean_group <= 64
     ordered = (_default(problem, device), *_CANDIDATES, *((_SMALL_M,) if few else ()))
     return tuple(dict.fromkeys(_fitted(c, problem, device) for c in ordered))

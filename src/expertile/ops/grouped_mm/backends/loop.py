@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from expertile.device import Device
 from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -101,16 +100,12 @@ def _run(problem: Problem, operands: Operands, config: NoConfig | RowByRow, out:
     return out
 
 
-def _invariant(problem: Problem, device: Device) -> tuple[RowByRow, ...]:
-    return (RowByRow(),) if device.kind == "cpu" and rows_are_tokens(problem) else ()
-
-
 BACKEND = Backend(
     name="loop",
     summary="one torch.mm per group, written in place",
     run=_run,
     reads_offs_on_host=True,
-    invariant=_invariant,
+    invariant=lambda p, device: (RowByRow(),) if device.kind == "cpu" and rows_are_tokens(p) else (),
     speed=Speed(0.72, 0.92, 1e-6, per_group_s=3.5e-6, tile=(128, 256)),
     cpu_place=lambda problem: 3,  # starting a product costs more in Python than in torch_grouped's C++
 )

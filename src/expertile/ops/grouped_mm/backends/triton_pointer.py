@@ -37,10 +37,11 @@ from expertile.ops.grouped_mm.persistent import (
     locate_tile,
     mean_tile_extents,
     sizes_read,
+    tile_options,
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.launch.device import program_count, torch_device
+from expertile.ops.launch.device import no_triton, program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
 
 
@@ -173,11 +174,7 @@ def _launch(
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
         "GROUPS_P2": groups_p2(problem),
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": block_k,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        **tile_options(config),
     }
     sizes = sizes_read(problem)
     # Triton looks for multiples of 16 by itself. Of 16-bit elements 8 are enough for a load of 16 bytes.
@@ -205,11 +202,9 @@ def supports(problem: Problem, device: Device) -> str | None:
     """Everything but float64, on a GPU of compute capability 8.0 or later, or under the Triton interpreter."""
     if problem.dtype is torch.float64:
         return "float64 runs in torch's own products"
-    if triton.knobs.runtime.interpret:
-        return None
-    if problem.device_type != "cuda" or device.capability is None or device.capability < (8, 0):
-        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
-    if problem.groups > 4096:
+    if reason := no_triton(problem, device):
+        return reason
+    if not triton.knobs.runtime.interpret and problem.groups > 4096:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
     return None
 

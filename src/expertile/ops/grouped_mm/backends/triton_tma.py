@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-import triton
 import triton.language as tl
 
 from expertile.device import Device
@@ -36,12 +35,13 @@ from expertile.ops.grouped_mm.persistent import (
     groups_p2,
     mean_tile_extents,
     sizes_read,
+    tile_options,
     tiles_bound,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tiling import load_rows
 from expertile.ops.launch.blocks import matrix, ragged
-from expertile.ops.launch.device import program_count, torch_device
+from expertile.ops.launch.device import no_triton, program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.launch.pdl import pdl_options
 
@@ -134,13 +134,9 @@ def _launch(
         "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
         "ALIGN": align,
         "GROUPS_P2": groups_p2(problem),
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
+        **tile_options(config),
         "FLATTEN": config.flatten,
         "SUBTILE": config.subtile,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
         # Triton may keep one stage less than it is asked for.
         **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1)), problem),
     }
@@ -170,8 +166,8 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
 
 def supports(problem: Problem, device: Device) -> str | None:
     """16-bit (or TF32) operands whose strides and base TMA can take, on sm_90 or later or under the interpreter."""
-    if not triton.knobs.runtime.interpret and (problem.device_type != "cuda" or not device.at_least(9)):
-        return "needs a CUDA GPU of compute capability 9.0 or later (or TRITON_INTERPRET=1)"
+    if reason := no_triton(problem, device, 9):
+        return reason
     if device.kind == "cuda" and device.smem_bytes < 192 * 1024:
         return f"its tiles need 227 KiB of shared memory per block, this GPU has {device.smem_bytes // 1024} KiB"
     if problem.dtype is torch.float64:

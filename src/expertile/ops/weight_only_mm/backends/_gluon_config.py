@@ -147,12 +147,9 @@ def tiles(problem: WeightOnlyProblem) -> tuple[Config, ...]:
     """Tiles for weights of the problem's format, of which `gluon_int4` makes configs."""
     if problem.format == "mxfp4":
         return _MXFP4
-    return _FUSED if _fuses(problem) else _UNFUSED
-
-
-def _fuses(problem: WeightOnlyProblem) -> bool:
-    """Whether scales may be fused into unpacking: zero points take its addition, float16 has no room for a scale."""
-    return problem.dtype is torch.bfloat16 and not problem.has_zeros and problem.group_size < problem.k
+    # Zero points take unpacking's addition, and float16 has no room for a scale.
+    fuses = problem.dtype is torch.bfloat16 and not problem.has_zeros and problem.group_size < problem.k
+    return _FUSED if fuses else _UNFUSED
 
 
 def ranked(problem: WeightOnlyProblem, device: Device, configs: Sequence[Config]) -> list[Config]:

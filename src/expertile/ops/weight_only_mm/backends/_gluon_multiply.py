@@ -38,10 +38,7 @@ from expertile.ops.weight_only_mm.backends._gluon_unpack import (
 @gluon.jit
 def scale_groups(p):
     """Elements of the scales of a row."""
-    if p.SCALE == "mxfp4":
-        return gl.cdiv(p.K, p.GROUP)
-    else:
-        return p.K // p.GROUP
+    return gl.cdiv(p.K, p.GROUP) if p.SCALE == "mxfp4" else p.K // p.GROUP
 
 
 @gluon.jit
@@ -62,10 +59,7 @@ def _first_k(slab, half, width):
 def _both(p, smem, i, LOW: gl.constexpr, HIGH: gl.constexpr, WHO: gl.constexpr, layout: gl.constexpr):
     """`_of_rows` for two groups."""
     low = _of_rows(p, smem, i, LOW, WHO, layout)
-    if HIGH == LOW:
-        return low, low
-    else:
-        return low, _of_rows(p, smem, i, HIGH, WHO, layout)
+    return (low, low) if HIGH == LOW else (low, _of_rows(p, smem, i, HIGH, WHO, layout))
 
 
 @gluon.jit
@@ -241,7 +235,4 @@ def multiply(p, ring, steps, g, col, WHO: gl.constexpr, mma_layout: gl.constexpr
         rows = col + gl.arange(0, p.COLS, layout=gl.SliceLayout(1, mma_layout))
         scale = gl.load(p.scales + g * p.N + rows, mask=rows < p.N, other=0.0)
         acc = acc * gl.expand_dims(scale.to(gl.float32), 1)
-    if p.SCALE == "mxfp4":
-        return acc * unit_of_mxfp4(p.BF16)
-    else:
-        return acc * unit_of(p.BF16, p.SCALE == "fused")
+    return acc * unit_of_mxfp4(p.BF16) if p.SCALE == "mxfp4" else acc * unit_of(p.BF16, p.SCALE == "fused")

@@ -131,10 +131,7 @@ def _times(x, BITS: gl.constexpr):
 @gluon.jit
 def zeros_twice(x, BF16: gl.constexpr):
     """Zero points as `unpacked` takes them, each twice in 32 bits: of bfloat16, -x / 64."""
-    if BF16:
-        return _times(x, "0xbc80")
-    else:
-        return twice(x)
+    return _times(x, "0xbc80") if BF16 else twice(x)
 
 
 @gluon.jit

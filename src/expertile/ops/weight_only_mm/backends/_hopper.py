@@ -11,7 +11,6 @@ from expertile.ops.hopper import limits, reduce
 from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
-from expertile.ragged import power_of_two
 
 _MAX_GROUPS = 512
 
@@ -25,23 +24,6 @@ def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
     return reason
 
 
-def shape_of(p: WeightOnlyProblem, config: Any) -> dict[str, Any]:
-    """What both kernels are compiled for: these fields of their Shape."""
-    return {
-        "LAYOUT": "ragged_m",
-        "HAS_BIAS": p.has_bias,
-        "GROUPS_POW2": power_of_two(p.groups, 32),
-        "CONSUMERS": config.consumers,
-        "COLS": config.cols,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "GROUP_M": config.group_m,
-        "SPLIT_K": config.split_k,
-        "STORE_PARTS": config.store_parts,
-    }
-
-
 def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]) -> dict[str, Any]:
     """A launch's options for a problem, a kernel's Shape and the registers of a thread: at launch, of a consumer, of
     the producer."""
@@ -52,7 +34,8 @@ def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]
 
 def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:
     """`run` of the backend whose `prepared(problem, operands, config, target)` gives the launch that writes `target`,
-    the output or the partial sums [split_k, M, N] of a split K, and what it runs with."""
+    the output or the partial sums [split_k, M, N] of a split K, and what it runs with: the device, the tensors of its
+    descriptors, and those of its pointers."""
 
     def run(problem: WeightOnlyProblem, operands: Operands, config: Any, out: torch.Tensor | None) -> torch.Tensor:
         """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split

@@ -118,10 +118,7 @@ def weight_only_kernel(
                 a_low = a_desc.load([row, k]).T
                 a_high = a_desc.load([row, k + HALF]).T
             else:
-                if EVEN_N:
-                    q = tl.load(w_tile)
-                else:
-                    q = tl.load(w_tile, mask=col_mask[:, None], other=0)
+                q = tl.load(w_tile) if EVEN_N else tl.load(w_tile, mask=col_mask[:, None], other=0)
                 a_low = tl.load(a_tile, mask=row_mask[None, :], other=0.0)
                 if EVEN_K:
                     a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)

@@ -19,7 +19,7 @@ from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.weight_only_mm.dequantize import dequantized
+from expertile.ops.weight_only_mm.dequantize import weight_only_dequantize
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import scaled
 
@@ -46,7 +46,7 @@ def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: 
     product, w, a = dense_problem(problem), operands.w, operands.a
     if operands.scale_a is not None:
         a = scaled(a, operands.scale_a).to(product.dtype)
-    dense = dequantized(w, product.dtype)
+    dense = weight_only_dequantize(*w.parts, product.dtype)
     backend, chosen = select(product, Device.current(a.device))
     return backend.run(product, GroupedOperands(a, dense.transpose(-2, -1), operands.offs, operands.bias), chosen, out)
 

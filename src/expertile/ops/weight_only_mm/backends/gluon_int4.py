@@ -24,12 +24,13 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner, shape_of
+from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
 _INT32 = 2**31
@@ -44,7 +45,6 @@ _DIVIDED_FOR_MANY_GROUPS = (168, 224, 56)
 
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if p.fp8:
         return "takes activations of 16 bits"
@@ -79,7 +79,6 @@ def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Confi
 
 @lru_cache(maxsize=1024)
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the one that the model expects to be the fastest first."""
     found: dict[Config, None] = {}
     for tile in tiles(problem):
         for split in _SPLITS:
@@ -98,14 +97,9 @@ def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
 
 @lru_cache(maxsize=1024)
 def _launch(
-    p: WeightOnlyProblem,
-    config: Config,
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    bias_dtype: torch.dtype | None,
-    device: int,
+    p: WeightOnlyProblem, config: Config, pitch: int, dtype: torch.dtype, bias_dtype: torch.dtype | None, device: int
 ) -> Launch:
-    """The launch of `weight_only_mm_kernel` on GPU number `device` that writes a tensor of those strides. Its
+    """The launch of `weight_only_mm_kernel` on GPU number `device` that writes rows `pitch` elements apart. Its
     descriptors: activations, packed weights (as 32-bit words), scales, zeros and results. ValueError for fused scales
     of weights that have zero points or activations that are not bfloat16."""
     if config.format != p.format:
@@ -120,23 +114,20 @@ def _launch(
         Blocks((p.groups, p.n, words), (p.n * words, words, 1), (1, config.cols, config.block_k // 8)),
         scales,
         scales,
-        ragged(p.n, strides[-2], (config.block_m // config.store_parts, config.cols)),
+        ragged(p.n, pitch, (config.block_m // config.store_parts, config.cols)),
     )
     many = config.consumers == 2 and p.groups > 256
     per_channel = layout.span == p.k and p.k not in (p.half, 2 * p.half) and layout.scale_dtype is None
     group = 0 if per_channel else layout.span
-    shape = Shape(
-        **shape_of(p, config),
-        HAS_ZEROS=p.has_zeros,
-        BLOCK_K=config.block_k,
-        HALF=p.half,
+    shape = shape_of(
+        Shape,
+        config,
+        p,
+        LAYOUT="ragged_m",
         SLAB=min(p.half, config.slab),
         GROUP=group,
         GROUPS=config.block_k // group if group else 0,
         SCALE="tile" if per_channel else config.scale,
-        TAILS=config.tails,
-        ORDERED=config.ordered,
-        PAIRS=config.pairs,
         BF16=p.dtype is torch.bfloat16,
     )
     of_scales = (layout.scale_dtype or p.dtype,) * 2
@@ -149,11 +140,10 @@ def _launch(
 def prepared(
     p: WeightOnlyProblem, operands: Operands, config: Config, target: torch.Tensor
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The launch that writes `target`, the output or the partial sums [split_k, M, N] of a split K, and what it runs
-    with: the device, the tensors of its descriptors, and those of its pointers (others for absent bias, zeros)."""
+    """As `runner` wants it; other tensors stand for an absent bias and absent zeros."""
     w, bias = operands.w, operands.bias
     device, bias_dtype = target.get_device(), None if bias is None else bias.dtype
-    launch = _launch(p, config, target.stride(), target.dtype, bias_dtype, device)
+    launch = _launch(p, config, target.stride(-2), target.dtype, bias_dtype, device)
     zeros = w.scales if w.zeros is None else w.zeros
     tensors = (operands.a, w.packed, w.scales, zeros, target)
     return launch, device, tensors, (operands.offs, target if bias is None else bias, w.scales, zeros)

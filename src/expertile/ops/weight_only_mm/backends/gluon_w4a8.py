@@ -19,10 +19,11 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
+from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner, shape_of
+from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, Backend, Operands, WeightOnlyProblem
 
@@ -73,7 +74,6 @@ class Config:
 
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
-    """The reason this kernel can't compute `problem` on `device`, or None."""
     p = problem
     if not p.fp8:
         return "takes FP8 activations"
@@ -113,7 +113,6 @@ def fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config
 
 @lru_cache(maxsize=1024)
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
-    """Configs worth timing, the one with the lowest modelled time first."""
     found = []
     for tile in candidates(problem.format):
         for split in (1, 2, 3, 4, 6, 8):
@@ -173,14 +172,8 @@ def _launch(
         Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,)),
         ragged(p.n, strides[-2], (config.tokens // config.store_parts, 64)),
     )
-    shape = Shape(
-        **shape_of(p, config),
-        FORMAT=p.format,
-        RECIPE="vector" if len(p.scale_a_strides) == 2 else "row",
-        TOKENS=config.tokens,
-        AHEAD=config.ahead,
-        ORDERED=config.ordered and config.consumers == 2,
-    )
+    recipe, ordered = "vector" if len(p.scale_a_strides) == 2 else "row", config.ordered and config.consumers == 2
+    shape = shape_of(Shape, config, p, LAYOUT="ragged_m", RECIPE=recipe, ORDERED=ordered)
     # Warps come in fours; the register file holds 65536.
     registers = (168 if config.consumers == 2 else 248, *((232, 40) if p.groups <= 256 else (224, 56)))
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
@@ -194,8 +187,7 @@ def _launch(
 def prepared(
     p: WeightOnlyProblem, operands: Operands, config: Config, target: torch.Tensor
 ) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The launch that writes `target`, the output or the partial sums [split_k, M, N] of a split K, and what it runs
-    with: the device, the tensors of its descriptors, and those of its pointers (`target` for an absent bias)."""
+    """As `runner` wants it; `target` also stands for an absent bias."""
     w, bias, scale_a = operands.w, operands.bias, operands.scale_a
     assert scale_a is not None
     device, bias_dtype = target.get_device(), None if bias is None else bias.dtype

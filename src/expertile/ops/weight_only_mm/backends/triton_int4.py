@@ -28,7 +28,7 @@ from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.persistent import best_group_m, groups_p2, mean_tile_extents, tiles_bound
 from expertile.ops.launch import versions
 from expertile.ops.launch.blocks import Blocks
-from expertile.ops.launch.device import program_count, torch_device
+from expertile.ops.launch.device import no_triton, program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.weight_only_mm.backends._triton_kernel import weight_only_kernel
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
@@ -151,9 +151,7 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
         return "takes activations of 16 bits"
     if problem.groups > 4096:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
-    if not triton.knobs.runtime.interpret and (problem.device_type != "cuda" or not device.at_least(8)):
-        return "needs a CUDA GPU of compute capability 8.0 or later (or TRITON_INTERPRET=1)"
-    return None
+    return no_triton(problem, device)
 
 
 _HOPPER = (
