@@ -31,8 +31,23 @@ def rms_norm(
     """Divide the last dimension by its root mean square; values and gradients as
     `torch.nn.functional.rms_norm(x, (C,), weight, eps)`, and a bias if there is one.
 
-    The other arguments, what is returned and what is raised are those of `layer_norm`, but `eps` is added to the mean
-    square, and rstd is the only statistic.
+    Args:
+        x: [..., C], float32, bfloat16 or float16, or float64 (in plain torch); any strides (rows that are
+            not contiguous are copied first).
+        weight, bias: [C] each or None; float32, bfloat16 or float16, which need not be x's dtype.
+        eps: added to the mean square.
+        residual: x's shape, x's dtype or float32; what is normalised is x + residual.
+        return_stats: also return rstd.
+        config, backward_config: how rows are laid onto programs; chosen from the shape by default. Not under
+            torch.compile.
+
+    Returns:
+        y, of x's shape and dtype; or a tuple (y, sum, rstd) of y and what was asked for: with a residual the sum
+        x + residual in the residual's dtype, differentiable; with `return_stats` rstd [...] float32, which carries no
+        gradient.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
     """
     made = normalize(x, weight, bias, residual, eps, False, return_stats, config, backward_config)
     return made[0] if residual is None and not return_stats else asked_for(made, residual is not None, return_stats)
