@@ -10,10 +10,11 @@ every case its `supports` accepts:
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.grouped_mm.problem import Layout, described
 from expertile.ops.scaled_grouped_mm.problem import Operands, Recipe, ScaledProblem
 
 M, K = Layout.RAGGED_M, Layout.RAGGED_K
@@ -118,6 +119,15 @@ def _stored(scale: torch.Tensor, storage: str) -> torch.Tensor:
 def problem_of(case: Case, operands: Operands) -> ScaledProblem:
     o = operands
     return ScaledProblem.of(o.a, o.b, o.scale_a, o.scale_b, o.offs, o.bias, case.out_dtype)
+
+
+def block_problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
+    """Ragged rows, `rows` in all, and scales of blocks, as `quantize_activations` lays them out; no tensors."""
+    e4m3, f32, meta = torch.float8_e4m3fn, torch.float32, partial(torch.empty, device="meta")
+    a, b = meta(rows, k, dtype=e4m3), meta(groups, n, k, dtype=e4m3).transpose(1, 2)
+    scales = meta(-(-k // 128), rows, dtype=f32).t(), meta(groups, -(-n // 128), -(-k // 128), dtype=f32)
+    told = [described(x) for x in (a, b, *scales, meta(groups, dtype=torch.int32))]
+    return ScaledProblem.of_descriptions(*told, None, torch.bfloat16)
 
 
 def poisoned_out(case: Case, device: str | torch.device = "cpu") -> torch.Tensor:

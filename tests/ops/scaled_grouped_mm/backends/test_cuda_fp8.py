@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.backend import Request, select
-from expertile.ops.grouped_mm.problem import described
 from expertile.ops.launch import nvrtc
 from expertile.ops.scaled_grouped_mm.api import choose
 from expertile.ops.scaled_grouped_mm.backends import by_name, cuda_fp8, loop
 from expertile.ops.scaled_grouped_mm.backends.cuda_fp8 import BACKEND, Config
-from expertile.ops.scaled_grouped_mm.problem import ScaledProblem
 from expertile.ragged import power_of_two
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
@@ -61,15 +58,6 @@ def test_needs_nvrtc(monkeypatch):
         nvrtc.compiled("")
 
 
-def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
-    e4m3, f32 = torch.float8_e4m3fn, torch.float32
-    meta = partial(torch.empty, device="meta")
-    a, b = meta(groups * rows, k, dtype=e4m3), meta(groups, n, k, dtype=e4m3).transpose(1, 2)
-    scales = meta(k // 128, groups * rows, dtype=f32).t(), meta(groups, n // 128, k // 128, dtype=f32)
-    described_ = [described(x) for x in (a, b, *scales, meta(groups, dtype=torch.int32))]
-    return ScaledProblem.of_descriptions(*described_, None, torch.bfloat16)
-
-
 @pytest.mark.parametrize(
     ("groups", "rows", "n", "k", "expected"),
     [
@@ -88,7 +76,7 @@ def _problem(groups: int, rows: int, n: int, k: int) -> ScaledProblem:
     ],
 )
 def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
-    problem = _problem(groups, rows, n, k)
+    problem = cases.block_problem(groups, groups * rows, n, k)
     choice = choose(problem, H200)
     if isinstance(expected, Config):
         assert choice.backend is BACKEND and choice.config == expected
@@ -101,7 +89,7 @@ def test_where_auto_takes_it(groups, rows, n, k, expected, with_nvrtc):
 
 
 def test_a_problem_without_groups_has_a_choice(with_nvrtc):
-    problem = _problem(0, 64, 1024, 1024)
+    problem = cases.block_problem(0, 0, 1024, 1024)
     assert choose(problem, H200).backend.name == "gluon_fp8" and BACKEND.configs(problem, H200)
 
 
@@ -109,7 +97,7 @@ def test_a_problem_without_groups_has_a_choice(with_nvrtc):
 def test_configs_fit(groups):
     """Into a multiprocessor, and the first is no other of `configs`."""
     for rows, n, k in ((40, 1024, 1024), (128, 4096, 7168), (600, 2048, 8192)):
-        found = BACKEND.configs(_problem(groups, rows, n, k), H200)
+        found = BACKEND.configs(cases.block_problem(groups, groups * rows, n, k), H200)
         assert len(set(found)) == len(found)
         for config in found[:-1]:  # the pair is as it stands
             assert config.smem_bytes(max(32, power_of_two(groups)), 64) <= H200.smem_bytes

@@ -217,10 +217,12 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one with the lowest modelled time first, its tiles shared out beforehand where they are
     few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
     lone, split = Config(64, dynamic=False, consumers=1), Config(64, dynamic=False, split_k=2)
-    wide = (Config(n) for n in _WIDTHS)
-    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in wide]
+    found = [Config(n) for n in _WIDTHS]
+    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in found]
     if problem.mean_group <= 64:
-        found += [lone, *(replace(lone, block_n=n) for n in (80, 96))]
+        low = [lone, *(replace(lone, block_n=n) for n in (80, 96))]
+        # Of equal times the first is taken: two consumers where some groups may have more rows than one holds.
+        found = found + low if problem.groups > 1 and problem.mean_group > 48 else low + found
     # (72 rows of one group, 7168 -> 2944, in halves of K: 15.6 us, by `gluon_fp8` 13.5.)
     if not 64 < problem.mean_group <= 112 and _waves(problem, device, split) <= 2:
         found += [replace(lone, split_k=2), split, replace(split, block_n=128)]
