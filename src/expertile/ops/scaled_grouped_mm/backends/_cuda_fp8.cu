@@ -7,7 +7,7 @@
 // in multiples of 64.
 //
 // The scheduling warp is a tile ahead: it finds the tile, tells the others through one of two slots and copies the
-// tile's scales of b for all steps beside it. Where the kernel starts EARLY, while others still run, the warp finds its
+// tile's scales of b for all steps beside it. Where the kernel is `early`, while others still run, the warp finds its
 // first tile by what `offs` says then and has L2 fetch the tile's first step. If `offs` says the same when the others are
 // done, the tile stands. With one group, rows up to M are tiles before `offs` is read; past its end nothing is stored.
 //
@@ -345,7 +345,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MANY));
     ring.phases = 0;
     u32 shared_before = 0;
-    const int last = G == 1 ? *offs : M;
+    const int last = G == 1 ? load_now(offs) : M;
     const int row = warp * 16 + lane / 4;
     for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
       barrier_wait(s.tile_full + slot * 8, parity);

@@ -169,7 +169,7 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     """Modelled time of one call (`gluon_fp8.modelled`), a tenth of it as if groups ended anywhere in a tile.
 
     Two consumers cover each other's promotion, the better the wider their tile, the worse where two scales of b meet
-    anywhere in it; where a group has up to 64 rows, one is alone, and no more than those are loaded. (Fitted to 59
+    anywhere in it; where a group has up to 64 rows, one is alone, and no more than those are loaded. (Fitted to 60
     problems of 24 to 1096 rows a group on an H200, 2026-11-26: docs/notes/quantised.md, "One model".)"""
     rows = problem.mean_group
     alone = rows <= 64 or config.consumers == 1
