@@ -173,7 +173,7 @@ def test_compiles_to_wgmma_and_copies(name: str) -> None:
     used = aot.resources(kernel, 90)
     assert used.fits and used.smem_bytes <= config.smem_bytes, used
     allowed = 26 if case.product is BACKWARD else 8 if case.interleaved else 2
-    assert used.spills <= aot.most_spills(0, allowed), used
+    assert used.spills <= aot.most_spills(4 * case.interleaved, allowed), used
     assert not used.spills or aot.spills_in_loops(kernel, "HGMMA") == 0, used
     assert used.opcodes["HGMMA"] and used.opcodes["UTMALDG"] and used.opcodes["UTMASTG"], used
     # 16 bytes a thread: rows of one step over 128 threads, for a tile's first step and the others.
