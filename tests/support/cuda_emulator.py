@@ -1,7 +1,7 @@
 """CUDA C++ kernels for sm_90a on the host: asm statements become calls of cuda_machine.h, g++ compiles the rest.
 
     kernel = Kernel(source, "gathered_mm", types, threads, smem_bytes, 1, tmp_path)
-    kernel(programs, stream, arguments)    # as nvrtc.Kernel: arguments are TensorMap values, addresses and integers
+    kernel.launch(programs, stream, arguments, early)()  # as nvrtc.Kernel: TensorMap values, addresses and integers
     on_host(monkeypatch, tmp_path)         # all kernels of nvrtc from here on
 
 Clusters run one after another, the blocks of each side by side.
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,7 +226,10 @@ class Kernel:
         self._run.restype = ctypes.c_char_p
         self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, cluster, 0
 
-    def __call__(self, programs: int, stream: int, arguments: Any, early: bool) -> None:
+    def launch(self, programs: int, stream: int, arguments: Any, early: bool) -> Callable[[], None]:
+        return lambda: self._launch(programs, arguments)
+
+    def _launch(self, programs: int, arguments: Any) -> None:
         values = [t(a) if t is not nvrtc.TensorMap else a for t, a in zip(self._types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         failure = self._run(programs, self.cluster, self._threads, ctypes.c_long(self._smem), self.seed, pointers)
@@ -248,7 +250,7 @@ def on_host(patch: pytest.MonkeyPatch, folder: Path, programs: int = 2, seed: in
     patch.setattr(nvrtc, "tensor_map", tensor_map)
     patch.setattr(nvrtc, "missing", lambda: None)
     patch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    patch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    patch.setattr(nvrtc, "current_stream", lambda device: 0)
     patch.setattr(Device, "current", lambda device: replace(Device.by_name("h100 sxm"), sm_count=programs))
 
 

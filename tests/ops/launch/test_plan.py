@@ -192,7 +192,8 @@ def test_many_flops_start_after_the_kernel_before(rows: int, early: bool, monkey
     driver = types.SimpleNamespace(cuLaunchKernelEx=lambda config, *rest: seen.append(config._obj) or 0)
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
     for cluster in (1, 2):
-        nvrtc.Kernel(*[ctypes.c_void_p()] * 2, (), 384, 0, cluster)(132, 0, (), launch_device.starts_early(problem))
+        kernel = nvrtc.Kernel(*[ctypes.c_void_p()] * 2, (), 384, 0, cluster)
+        kernel.launch(132, 0, (), launch_device.starts_early(problem))()
         (config,) = seen[-1:]
         given = {a.id: list(a.value[:3]) for a in config.attributes[: config.attribute_count]}
         assert given == {nvrtc._PDL: [early, 0, 0]} | ({nvrtc._CLUSTER: [2, 1, 1]} if cluster == 2 else {})

@@ -6,7 +6,7 @@ parameters are `TensorMap` values, addresses and integers.
 
 import ctypes
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from triton.runtime.cache import get_cache_manager
+from triton.runtime.driver import driver
 
 _KEPT = "kernel.cubin"
 _TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
@@ -176,6 +177,11 @@ def ragged(inner: int, pitch: int, itemsize: int) -> tuple[tuple[int, ...], tupl
     return (0x7FFF0000, 0x7FFF0000, 0x40000000, inner), (2**34 * itemsize - pitch, pitch, pitch)
 
 
+def current_stream(device: int) -> int:
+    """Of GPU number `device`."""
+    return int(driver.active.get_current_stream(device))
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel loaded on one GPU, which `kernel` makes."""
@@ -187,9 +193,10 @@ class Kernel:
     smem_bytes: int
     cluster: int = 1
 
-    def __call__(self, programs: int, stream: int, arguments: Sequence[Any], early: bool) -> None:
-        """Queue `programs` blocks (a multiple of `cluster`) on the stream; `early`: as a programmatic dependent of what
-        was queued before."""
+    def launch(self, programs: int, stream: int, arguments: Sequence[Any], early: bool) -> Callable[[], None]:
+        """What queues `programs` blocks (a multiple of `cluster`) on the stream, as often as it is called; `early`: as
+        a programmatic dependent of what was queued before. A caller whose arguments come again keeps it: to make it
+        takes ten times the host's time of a call."""
         values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         attributes = (_Attribute * 2)()
@@ -198,7 +205,12 @@ class Kernel:
         # A cluster of one would part the two multiprocessors of a TPC, which neighbours are to have (`starts_early`).
         count = 1 + (self.cluster > 1)
         config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, count)
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None), "cuLaunchKernelEx")
+        queue, told = _driver().cuLaunchKernelEx, ctypes.byref(config)
+
+        def launch(_alive: Any = (values, attributes)) -> None:
+            _check(queue(told, self.function, pointers, None), "cuLaunchKernelEx")
+
+        return launch
 
 
 def kernel(cubin: bytes, name: str, types: Sequence[Any], threads: int, smem_bytes: int, cluster: int = 1) -> Kernel:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -221,8 +222,8 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
     dtype, for which g++ has another kernel to compile, with the first config alone."""
     on_host(monkeypatch, cuda_folder, programs=8)
-    monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
-    monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
+    for kept in ("_launch", "_kernel", "_binary"):
+        monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
     alone = cases.Case("alone", cases.M, cases.BLOCK, (150,), n=264, k=640, past=300)  # rows past the only group
     odd = cases.Case("odd", cases.M, cases.BLOCK, (0, 1, 284, 9), n=576, k=128)  # programs of pairs without a tile
@@ -233,6 +234,31 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
             out = cases.poisoned_out(case)
             BACKEND.run(problem, operands, config, out)
             cases.check(case, out, operands)
+
+
+def test_a_launch_is_made_once_for_the_same_addresses(monkeypatch):
+    """Encoding maps and arguments took 50 us of the host at every call."""
+    made, queued = [], []
+
+    class Kernel:
+        cluster = 1
+
+        def launch(self, programs, stream, arguments, early):
+            made.append(arguments)
+            return lambda: queued.append(len(made))
+
+    case = cases.Case("one", cases.M, cases.BLOCK, (130, 70), n=256, k=256)
+    operands = cases.make(case)
+    problem, results = cases.problem_of(case, operands), [cases.poisoned_out(case) for _ in range(2)]
+    for name, stand_in in (("_kernel", lambda *_: Kernel()), ("_launch", lru_cache(cuda_fp8._launch.__wrapped__))):
+        monkeypatch.setattr(cuda_fp8, name, stand_in)
+    for name, stand_in in (("tensor_map", lambda *_, **__: None), ("current_stream", lambda device: 0)):
+        monkeypatch.setattr(nvrtc, name, stand_in)
+    monkeypatch.setattr(Device, "current", lambda device: H200)
+    for out in (*results, *results):
+        BACKEND.run(problem, operands, Config(), out)
+    assert len(made) == 2 and queued == [1, 2, 2, 2]
+    assert [given[8] for given in made] == [out.data_ptr() for out in results]  # behind six maps, offs, the scales of b
 
 
 FAULTS = {
@@ -250,8 +276,8 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, fault = FAULTS[name]
-    monkeypatch.setattr(cuda_fp8, "_kernel", cuda_fp8._kernel.__wrapped__)
-    monkeypatch.setattr(cuda_fp8, "_binary", cuda_fp8._binary.__wrapped__)
+    for kept in ("_launch", "_kernel", "_binary"):
+        monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     case = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168)
     operands = cases.make(case)
     for seed in range(4):

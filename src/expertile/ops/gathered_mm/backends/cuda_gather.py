@@ -158,7 +158,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         kernel = _kernel(config, _key(p), nbytes, power_of_two(p.groups, 32), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
         arguments = (*_weights(p, o.b), *tensors, *sizes)
-        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, starts_early(p))
+        kernel.launch(programs, nvrtc.current_stream(o.a.get_device()), arguments, starts_early(p))()
         if sums is not None:
             assert o.slots is not None
             add_row_sums(sums, o.slots, o.offs, outputs[2])

@@ -94,8 +94,8 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         sizes = (p.groups, width, columns, gathered.stride(0) * 2)
         programs = Device.current(out.device).sm_count
         kernel = _kernel(config, p.dtype, turned, out.get_device())
-        stream = torch.cuda.current_stream().cuda_stream
-        kernel(programs, stream, (*maps, *tensors, *sizes), starts_early(p))
+        stream = nvrtc.current_stream(out.get_device())
+        kernel.launch(programs, stream, (*maps, *tensors, *sizes), starts_early(p))()
 
 
 BACKEND = Backend(

@@ -18,6 +18,7 @@ Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the wo
 
 import ctypes
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper.limits import other_architecture
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.device import starts_early
+from expertile.ops.launch.device import current_device, starts_early, torch_device
 from expertile.ops.launch.launch import tile_counter
 from expertile.ops.scaled_grouped_mm.backends import gluon_fp8
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Backend, Operands, Recipe, ScaledProblem
@@ -266,35 +267,37 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
 
 
 def _queue(p: ScaledProblem, o: Operands, config: Config, out: torch.Tensor) -> None:
-    with torch.cuda.device(out.device):
+    with current_device(out.device):
         scale_a = _side_by_side(o.scale_a)  # named: what TMA reads must outlive the launch
-        maps = _maps(p, o, config, scale_a, out)
-        tensors = (o.offs, o.scale_b, out, tile_counter(config.dynamic, out))
-        early = starts_early(p, EARLY_FLOPS)
-        sizes = (early, p.m, p.groups, p.n, p.k, *p.scale_b_strides, out.stride(0) * 2)
-        groups, k_blocks = power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64)
-        kernel = _kernel(config, p.out_dtype, groups, k_blocks, out.get_device())
-        tiles = (p.m + p.groups * (config.rows - 1)) // config.rows * -(-p.n // config.block_n)  # at most
-        programs = min(tiles, Device.current(out.device).sm_count // kernel.cluster) * kernel.cluster
-        arguments = (*maps, *(t.data_ptr() for t in tensors), *sizes)
-        kernel(programs, torch.cuda.current_stream().cuda_stream, arguments, early)
+        tensors = (o.a, o.b, scale_a, out, o.offs, o.scale_b, tile_counter(config.dynamic, out))
+        device, pitches = out.get_device(), (scale_a.stride(1) * 4, out.stride(0) * 2)
+        addresses = tuple(t.data_ptr() for t in tensors)
+        _launch(p, config, device, nvrtc.current_stream(device), pitches, addresses)()
 
 
-def _maps(
-    p: ScaledProblem, o: Operands, config: Config, scale_a: torch.Tensor, out: torch.Tensor
-) -> tuple[nvrtc.TensorMap, ...]:
-    """What TMA moves: a by 64 rows and by a tile's, b by 64 columns and by a tile's, the scales of a, and results."""
-    a, of_a = o.a.data_ptr(), ((p.m, p.k), p.a_strides[:1])
-    b, of_b = o.b.data_ptr(), ((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2]))
-    scales = (p.k_blocks, p.m), (scale_a.stride(1) * 4,), (1, config.rows + 4)
-    return (
+@lru_cache(maxsize=4096)
+def _launch(
+    p: ScaledProblem, config: Config, device: int, stream: int, pitches: tuple[int, int], addresses: tuple[int, ...]
+) -> Callable[[], None]:
+    """The launch for tensors at these addresses: those of a, b, the scales of a, out, offs, the scales of b and the
+    counter; pitches: bytes between two blocks of scales of a, and between two rows of out."""
+    a, b, scale_a, out, *others = addresses
+    of_a, of_b = ((p.m, p.k), p.a_strides[:1]), ((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2]))
+    maps = (
         nvrtc.tensor_map(a, *of_a, (64, BLOCK)),
         nvrtc.tensor_map(a, *of_a, (config.rows, BLOCK)),
         nvrtc.tensor_map(b, *of_b, (1, 64, BLOCK)),
         nvrtc.tensor_map(b, *of_b, (1, config.block_n, BLOCK)),
-        nvrtc.tensor_map(scale_a.data_ptr(), *scales, 4, swizzled=False),
-        nvrtc.tensor_map(out.data_ptr(), (p.m, p.n), (out.stride(0) * 2,), (64, 64), 2),
+        nvrtc.tensor_map(scale_a, (p.k_blocks, p.m), pitches[:1], (1, config.rows + 4), 4, swizzled=False),
+        nvrtc.tensor_map(out, (p.m, p.n), pitches[1:], (64, 64), 2),
     )
+    early = starts_early(p, EARLY_FLOPS)
+    pointers = (others[0], others[1], out, others[2])  # offs, the scales of b, out, counter
+    sizes = (early, p.m, p.groups, p.n, p.k, *p.scale_b_strides, pitches[1])
+    kernel = _kernel(config, p.out_dtype, power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64), device)
+    tiles = (p.m + p.groups * (config.rows - 1)) // config.rows * -(-p.n // config.block_n)  # at most
+    programs = min(tiles, Device.current(torch_device(device)).sm_count // kernel.cluster) * kernel.cluster
+    return kernel.launch(programs, stream, (*maps, *pointers, *sizes), early)
 
 
 BACKEND = Backend(
