@@ -518,6 +518,20 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         # The text below says that a step makes several tokens.
         "| prompt tokens | ITL (ms) |\n|-|-|\n| 128 | 6.1 |\n\n"
         "Llama-3.1-8B in BF16 (16.1 GB), A100-SXM4-80GB, batch size 1, with EAGLE drafts.",
+        # Full duplex: both directions together.
+        "pinned copies, gen4 x16 is 31.5 GB/s per direction\nup and down at once 48.9 GB/s summed (24.1 and 24.8)\n",
+        # Master weights and moments are no other format of the weights.
+        "The fp16 weights take 26.0 GB; with fp32 master weights and Adam it is 208 GB.",
+        # A bound is no measurement, nor is what a brochure says.
+        "Reading 1.41 GB on the H200 can never be faster than 294 microseconds. We measured 402, thus 3.51 TB/s.",
+        "It is 41.0 % if one divides by the 900 GB/s of the brochure, or 82.0 % of the 450 GB/s per direction.",
+        # Somebody's bill beside the GPUs'.
+        "wall clock 20.0 h\n8 GPUs, 2.00 USD per GPU hour\nGPU bill 320.00 USD\nstorage 41.30 USD\n",
+        # A utilisation is of a peak, not of the table; a launch is a part of the row's time.
+        "| nodes | GPUs | tok/s/GPU |\n|-|-|-|\n| 2 | 16 | 1012 |\n| 8 | 64 | 980 |\n| 16 | 128 | 911 |\n\n"
+        "Model utilisation is 41.2 % on 2 nodes. It is only 37.1 % on 16.",
+        "| n | us |\n|-|-|\n| 128 | 14.7 |\n| 256 | 21.0 |\n| 512 | 60.1 |\n\n"
+        "At n=128 the launch (9 us) is most of the 14.7 us.",
         # The column beside is a part of the whole.
         "| build | kernel (us) | end-to-end speedup |\n|-|-|-|\n| main | 84.0 | 1.00x |\n| PR | 42.1 | 1.12x |\n",
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import unit_of_name
+from expertile.audit.units import match_unit, unit_of_name
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,37 @@ def _matrix(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return (table_of(["from", *(f"to {c} {unit[0]}" for c in names)], rows, lines[i].number), len(rows) + 1)
 
 
+_GAP = re.compile(r"\s{2,}|\t+")
+
+
+def _placed(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """Columns under heads that single spaces part, or whose rows' names have a column more: each word belongs to the
+    figures below it."""
+    rows: list[tuple[int, list[re.Match[str]]]] = []
+    for line in lines[i + 1 :]:
+        cells = [*re.finditer(r"\S+(?: \S+)*", line.text)]
+        if len(cells) < 3 or (rows and len(cells) != len(rows[0][1])) or not is_numeric(cells[-1][0]):
+            break
+        rows.append((line.number, cells))
+    spans = [(min(m.start() for m in of), max(m.end() for m in of)) for of in zip(*(c for _, c in rows), strict=True)]
+    if len(rows) < 3 or any(a[1] >= b[0] for a, b in itertools.pairwise(spans)):
+        return None
+    header = [""] * len(spans)
+    for m in re.finditer(r"\S+(?: \([^()]*\))?", lines[i].text):
+        near = [max(a - m.end(), m.start() - b, 0) for a, b in spans]
+        at = near.index(min(near))
+        header[at] = f"{header[at]} {m[0]}".strip()
+    figures = [c for c in range(len(spans)) if all(is_numeric(cells[c][0]) for _, cells in rows)]
+    if len(figures) < 2 or not all(header[c] for c in figures) or not _header_ok(header):
+        return None
+    return table_of(header, [(n, [m[0] for m in cells]) for n, cells in rows], lines[i].number), len(rows) + 1
+
+
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
     found: list[tuple[Table, int]] = []
-    for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
+    for split in (_GAP, re.compile(r"\s+")):
+        found += [placed] if split is not _GAP and (placed := _placed(lines, i)) else []
         head = re.sub(r"\( +", "(", lines[i].text)
         header = split.split(head.lstrip("# ").strip())
         # Two columns are a table where the second has a unit.
@@ -298,6 +325,41 @@ def turned(table: Table) -> Table | None:
     columns = [(h, *(cells[c] for _, cells in table.rows)) for c, h in enumerate(runs, 1)]
     rows = tuple((table.line, cells) for cells in columns)
     return Table((table.header[0], *names), rows, table.line, ((table.line, *numbers),) * len(rows))
+
+
+_DEFAULT = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s")
+# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
+_ALL_IN = re.compile(
+    r"(?i)\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|"
+    r"throughputs?)\b[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
+    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
+)
+_NO_MEASURE = re.compile(
+    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
+    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change)\b"
+)
+
+
+def with_units(blocks: list[Block], text: str) -> list[Block]:
+    """The blocks with the one unit that the text states for all figures, in the heads of columns that have none."""
+    found = ((m.end(), match_unit(text[m.end() :])) for m in _ALL_IN.finditer(text))
+    units = {unit: text[at : at + length] for at, (unit, length) in ((at, u) for at, u in found if u)}
+    units = {unit: name for unit, name in units.items() if unit.kind in _DEFAULT}
+    if len(units) != 1:
+        return blocks
+    ((unit, name),) = units.items()
+    return [replace(b, table=_with_unit(b.table, unit.kind, name)) if b.table else b for b in blocks]
+
+
+def _with_unit(table: Table, kind: str, name: str) -> Table:
+    known = [unit_of_name(clean(h)) for h in table.header]
+    header = list(table.header)
+    for c, h in enumerate(header if not any(u and u.kind == kind for u in known) else ()):
+        cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
+        decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
+        if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
+            header[c] = f"{h} ({name})"
+    return replace(table, header=tuple(header))
 
 
 def block_facts(block: Block) -> Facts:

@@ -44,7 +44,8 @@ _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)
 _BOUND = re.compile(
     r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
     r"little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
-    r"within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"within|(?:cannot|can't|never) (?:be |run |take )?(?:faster|shorter|less|lower) than|"
+    r"(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -12,6 +13,8 @@ from expertile.audit.html import read_html
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 # 1536³ in reStructuredText and in HTML.
+# "12\,300" of LaTeX, and other narrow spaces.
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
 _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 
 
@@ -19,7 +22,7 @@ def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
-    text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", text))
+    text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text)))
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
@@ -202,9 +205,15 @@ def _csv(lines: list[Line]) -> list[Block]:
     lines = [line for line in lines if line.text.strip()]
     mark = max((",", ";", "\t", "|"), key=lambda mark: sum(line.text.count(mark) for line in lines[:9]))
     rows = [(line.number, next(csv.reader([line.text], delimiter=mark))) for line in lines]
+    # Remarks may stand above, between and below; the head itself may begin with their sign.
+    usual = Counter(len(cells) for _, cells in rows if not cells[0].startswith("#")).most_common(1)
+    notes = [cells[0].startswith("#") and usual != [] and len(cells) != usual[0][0] for _, cells in rows]
+    rows = [row for row, note in zip(rows, notes, strict=True) if not note]
     # The head is the widest of the first lines; what stands above it is text.
     head = max(range(min(6, len(rows))), key=lambda r: (sum(bool(c.strip()) for c in rows[r][1]), -r), default=0)
     if len(rows) < head + 2 or len(rows[head][1]) < 2:
         return split_code(lines)
     table = table_of(rows[head][1], rows[head + 1 :], rows[head][0])
-    return [Block("code", lines[:head]), Block("code", table=table)]
+    above = [line for line in lines if line.number < table.line]
+    below = [line for line, note in zip(lines, notes, strict=True) if note and line.number > table.line]
+    return [Block("code", above), Block("code", table=table), *([Block("code", below)] if below else [])]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
+from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued, with_units
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import read, repair
@@ -230,7 +230,7 @@ class Report:
     def __init__(self, text: str, name: str = "", given: str = "") -> None:
         self.lines = text.splitlines()
         self.given = given
-        self.blocks = read(repair(text), name)
+        self.blocks = with_units(read(repair(text), name), text)
         self.sections = sections_of(self.blocks)
         self.grids: list[Grid] = []
         self.rows: list[Row] = []  # sentences, lines and records; the tables' rows stand in their grids

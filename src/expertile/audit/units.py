@@ -221,7 +221,7 @@ _BARE = re.compile(
     rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
     rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|\b([a-z]{{3,}}s) per second$"
 )
-_GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
+_GBS = re.compile(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
 _COUNT = re.compile(
     r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|input|"
@@ -241,6 +241,7 @@ _MEANT = tuple(
         (r".*\bhourly\b", "USD/h"),
         (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
         (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
+        (r"(?:flops?|ops?) per b(?:yte)?$", "FLOP/B"),
         (r".*\boutput throughput$", "tokens/s"),
         (r".*\b(request|token|image|sample)s? throughput$", r"\1s/s"),
         (r".*\b(?:size|length|message|msg|data)\b.*\(B\)$", "bytes"),
@@ -286,7 +287,7 @@ def unit_of_name(name: str) -> Unit | None:
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
     bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
-    outside = _GBS.sub(r"\1/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
+    outside = _GBS.sub(r"\1\2/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
     if counted := _NUMBER_OF.search(spaced):
         return Unit("items", 1.0, 1.0, False, _noun(counted[1]))
     plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.strip())

@@ -22,7 +22,8 @@ _CHANGED = re.compile(
     r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
 _NOT_BITS = re.compile(
-    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
+    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimi[sz]er|batch|communicat|gpus?\b|network|"
+    r"\badam|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
 )
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"

@@ -55,9 +55,9 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
 # "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
 EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
 _LIMIT = re.compile(
-    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
-    r"\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|"
-    r"at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
+    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
+    r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
+    r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a figure a peak, and a percentage one of a peak.

@@ -181,7 +181,7 @@ def _moved(row: Row) -> Iterator[Demand]:
     if _EACH_RUN.search(row.text):
         near = [t for r in lines if report.sections[r.block] == report.sections[row.block] for t in r.of("time")]
         near = sorted(near, key=lambda t: t.value.mid)[:1]
-    times = named or [t for t in near if not _NO_RUN.search(t.words)]
+    times = named or [t for t in near if t.exact and not _NO_RUN.search(t.words)]
     told = [(q, f"{q.label[-24:]} {q.after[:16]}") for q in row.of("bytes") if q.exact]
     ends = [(q, words) for q, words in told if re.search(r"(?i)\b(?:reads?|writ\w+)\W*(?:and )?$", q.label[-16:])]
     told = ends if len(ends) == 2 else told

@@ -31,7 +31,7 @@ _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
-    "PCIe": r"pci[- ]?e",
+    "PCIe": r"pci[- ]?e|\bgen ?[3-6] ?x\d",
     "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
     r"connectx|^\W*speed: |[gm]bits?/s",
     "xGMI": r"xgmi|infinity fabric",
@@ -162,7 +162,7 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     if not held:
         return
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
-    most = limit.value * ((ways or 2) / limit.ways if limit.ways and link else 1)
+    most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     several = max((1.0, *row.report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
@@ -228,7 +228,7 @@ _OF = re.compile(
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     """Whether a sentence says "64 % of 756 TFLOPS"."""
-    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
+    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of (?:the )?\d|\W*/", row.text[base.end :]):
         return False
     return bool(_OF.fullmatch(row.text[p.end : base.start]))
 

@@ -27,6 +27,7 @@ def _near(report: Report, row: Row) -> list[Grid]:
     return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
 
 
+_SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previously)\b")
 
 
@@ -79,7 +80,8 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
     sums = [x for a, b in itertools.combinations(map(mid, held), 2) for x in (abs(a - b), a + b)]
     close = min(held, key=lambda c: abs(math.log(mid(c) / mid(q))), default=q)
-    same = any(c.value.meets(q.value, 0.015) for c in cells) or any(q.value.meets(x, 0.03) for x in sums)
+    same = any(c.value.meets(q.value, 0.015) for c in cells) or any(close.value.meets(x.value) for x in row.of(q.kind))
+    same |= any(q.value.meets(x, 0.03) for x in sums)
     most = max(cells, key=lambda c: c.value.hi, default=q)
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
@@ -95,7 +97,10 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     """A gain that no two figures of a table make."""
     kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
     mean = MEAN.search(row.text.replace("_", " "))
-    if mean or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
+    # "72 % of the hours" and a utilisation are no gains.
+    share = re.match(r"\W*of\b", row.text[q.end :]) and not OUTCOME.search(row.text[: q.start][-24:])
+    share = q.kind == "percent" and (share or any(r and _SHARE.search(r.text) for r in (row, row.before)))
+    if mean or share or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
         return
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(words_near(row, q, 48, 24))):
@@ -238,7 +243,7 @@ def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     before = row.text[max(0, q.start - 120) : q.start]
     low = q.kind in TIMES and _LEAST.search(before)
     high = (q.kind in _RATES and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
-    if bool(low) == bool(high) or re.search(r"(?i)\b(?:at|for|with|second|next|of the|per|each)\b", before[-30:]):
+    if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
         return
     for grid, held in _columns(q, grids):
         same = [x for x in held if x.value.mid == q.value.mid]

@@ -54,7 +54,8 @@ ONE_WAY = re.compile(
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
     r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
 )
-BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
+BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
+NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
 GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
 LAWS = (
     Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
@@ -78,8 +79,8 @@ LAWS = (
     Law("cycles", "instructions insn/cycle cycles", sure="always"),
     Law("cycles", "cycles cycle/s time", unless="(?i)boost|base clock|locked"),
     Law("energy", "energy power time", several=True),
-    Law("cost", "money $/gpu*s gpu*s", sure="always"),
-    Law("cost", "money $/s time", several=True),
+    Law("cost", "money $/gpu*s gpu*s", unless=NO_RENT, sure="always"),
+    Law("cost", "money $/s time", several=True, unless=NO_RENT),
     Law("cost", "$/s tokens_per_s $/token", unless="(?i)input|blend"),
     Law("memory", "bytes B/param params", several=True, sure="always"),
 )

@@ -22,7 +22,7 @@ _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_ADDS = ("time", "bytes", "percent")
+_ADDS = ("time", "bytes", "percent", "gpu*s", "money", "energy")
 
 
 def totals(report: Report) -> Iterator[Finding]:
