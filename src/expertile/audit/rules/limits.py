@@ -149,16 +149,19 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
     """The work of the row's sizes in each of its times."""
     whole, count = row.report.everything.of("formats"), max(gpu_counts(row))
     times = [q for q in row.of("time") if row.devices and q.value.hi > 0 and not _NO_RUN.search(q.words)]
-    work = next((t for t in terms(row) if t.kind == "flop" and not t.figure and t.named), None) if times else None
+    own = row.facts.of("formats")
+    told = len(own) == 1  # "dgemm n=4096" is of one format, and of square matrices
+    held = (t for t in terms(row) if t.kind == "flop" and not t.figure and (t.named or (told and t.near)))
+    work = next(held, None) if times else None
     guess = largest if times and not work and row.kind == "table" and not row.own else None
     # A part of a profile is of something else; a named step of it may be another operation.
-    part = any(not SHARE.search(p.words) for p in row.of("percent"))
+    part = any(not SHARE.search(p.words) for p in row.of("percent") if p.text[0] not in "+-−")
     other = part or re.search(r"conv|spars|winograd|layer|epoch|training", row.words)
     for t in (work, guess) if not other and (row.kind != "line" or len(times) == 1) else ():
         if t is None:
             continue
-        formats = tuple(f for f in whole if t.near or f != "int4")  # INT4 weights are multiplied in another
-        sure = t.near and bool(_WHOLE.search(row.label if row.kind == "table" else row.text))
+        formats = own if not t.named else tuple(f for f in whole if t.near or f != "int4")  # INT4 is a weight's
+        sure = t.near and t.named and bool(_WHOLE.search(row.label if row.kind == "table" else row.text))
         for q in (q for q in times if q.exact or t is guess):
             rate = t.value * (0.5 if 3.5 in t.also else 1.0) / q.value
             if rate.mid < 100 * fastest(row, formats)[0] * count:  # else of something else
@@ -245,18 +248,23 @@ _NO_DECODE = re.compile(
 )
 
 
+_STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
+
+
 def _generated(row: Row) -> Iterator[Demand]:
     """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), max(gpu_counts(row))
     q = row.only("s_per_token") or q
+    step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)
+    q = row.only("time") if step else q
     lines = row.report.lines_of_text if q and not row.devices else []
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     # A time for each token is of no other column.
     text = "" if q and q.kind == "s_per_token" and row.kind == "table" else row.text
-    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q)):
-        rate = w.value / q.value if q.kind == "s_per_token" else q.value * w.value
+    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q, bool(step))):
+        rate = q.value * w.value if q.kind == "tokens_per_s" else w.value / q.value
         most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
         yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.2, most=most, lines=w.lines)

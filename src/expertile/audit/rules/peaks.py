@@ -39,7 +39,7 @@ _PARTS = {
     "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
-_COPIED = re.compile(r"(?i)h2d|d2h|\bhost|pinned")
+_COPIED, _ON_DEVICE = re.compile(r"(?i)h2d|d2h|\bhost|pinned"), re.compile(r"(?i)d2d|device.to.device")
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
@@ -93,7 +93,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
-    copied = _part(row.report.text) if _COPIED.search(own) else ""
+    over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
+    copied = _part(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else ""
     part = _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory"
     return "" if q.kind != "bandwidth" else copied or part if part == "memory" else part
 
@@ -121,6 +122,10 @@ def limits(report: Report) -> Iterator[Finding]:
         yield from _bus(row)
         for q in (*row.of(*_KINDS), *_crossed(row)):
             own = own_words(row, q)
+            if row.kind == "table" and any(
+                re.search(r"(?i)\b(?:mean|avg|min|median)\b", x.label) for x in row.of(q.kind)
+            ):
+                own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
             if q.exact and q.value.mid and not other:
                 lines = len(report.lines)

@@ -116,9 +116,10 @@ def _around(row: Row) -> list[Term]:
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
     near += [t for t in last if goes_on and t.kind not in own]
-    # Of a log's times the one that is of the whole.
-    wall = [t for t in near if t.kind == "time" and kind == "code" and t.figure and WALL.search(t.figure.label)]
-    near = [t for t in near if t.kind != "time" or len(wall) != 1 or t is wall[0]]
+    # Of a log's times and bytes the one that is of the whole.
+    for whole, form in (("time", WALL), ("bytes", _BOTH)) if kind == "code" else ():
+        wall = [t for t in near if t.kind == whole and t.figure and form.search(t.figure.label)]
+        near = [t for t in near if t.kind != whole or len(wall) != 1 or t is wall[0]]
     priced = any(q.kind.startswith("$/") for q in row.quantities) and not any(t.kind == "$/s" for t in near)
     rows = [r for r in report.all_rows if r is not row and r.of("$/s", "$/gpu*s")] if priced else []
     prices = {t.value.mid: t for r in rows for t in terms(r) if t.kind == "$/s"}
@@ -186,6 +187,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
 
 
+_BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
 WALL = re.compile(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
     r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"

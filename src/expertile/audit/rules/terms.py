@@ -52,7 +52,8 @@ _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
-    r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
+    r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)|"
+    r"(?<!bidirectional_)memcpy_(?:read|write)"
 )
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
@@ -228,13 +229,14 @@ SINGLE = re.compile(
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
 
-def weights(row: Row, q: Quantity) -> Term | None:
-    """The bytes of weights that the memory yields for each token of a single stream."""
+def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
+    """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
     # One stream is a time for each token, or what is said to be one.
     single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
     drafted = row.kind == "table" and _DRAFTED.search(_ABSENT.sub("", report.text))  # the text below may say so
-    if not single or drafted or max(report.everything.of("concurrency") or (1,)) > 1:
+    several = not single or max(report.everything.of("concurrency") or (1,)) > 1
+    if drafted or (several and not step):
         return None
     held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
     sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's

@@ -37,7 +37,7 @@ _NO_RATIO = re.compile(
 )
 APART = re.compile(
     r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previous|"
-    r"elsewhere|other|=0\b|disabled|turned off|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
+    r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
 TIMES = ("time", "s_per_token", "s_per_item")
