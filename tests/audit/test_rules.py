@@ -532,6 +532,15 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "Model utilisation is 41.2 % on 2 nodes. It is only 37.1 % on 16.",
         "| n | us |\n|-|-|\n| 128 | 14.7 |\n| 256 | 21.0 |\n| 512 | 60.1 |\n\n"
         "At n=128 the launch (9 us) is most of the 14.7 us.",
+        # Of several rates one is the bytes' in their time; a node is of eight GPUs, not of the four above.
+        "NVLink is 900 GB/s per GPU (both ways), the NVMe does about 20 GB/s, so that the 300 GB are loaded in 15 s.",
+        "8 x H100 a node.\n\n- four GPUs are the least\n\nPrices: 2.00 USD per GPU hour, thus 16.00 USD per hour.",
+        # The total has more than the GPUs in it, a range is no pair, a step no sample.
+        "wall clock 20.0 h\n8 GPUs, 2.00 USD per GPU hour\nGPU bill 320.00 USD\nsupport 31.00 USD\ntotal 351.00 USD\n",
+        "Buckets between 40 and 400 MB made no difference. Turning one NIC off cost another 4 %.",
+        "micro_batch: 4\nstep_time_s: 2.90\nforward_backward_s: 2.61\n",
+        # Weights that do not fit.
+        "The 66B model in FP16 does not fit on one A100 80GB.",
         # The column beside is a part of the whole.
         "| build | kernel (us) | end-to-end speedup |\n|-|-|-|\n| main | 84.0 | 1.00x |\n| PR | 42.1 | 1.12x |\n",
     ],

@@ -249,9 +249,10 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         # "-2.6 % (vs 48 % before)" names a base of its own.
         based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
         signed = of.kind != "percent" and m["a"][0] in "-−"
-        sure = not (bound or ranged or based or signed or (m["b"] and not (rose or since)))
-        # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
+        between = listed and re.search(r"(?i)\bbetween $", text[: listed.start()])  # a range
+        sure = not (bound or between or ranged or based or signed or (m["b"] and not (rose or since)))
+        # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         more = [(m["a"], m.start())] if rose else []
         more += [(x[0], listed.start() + x.start()) for x in re.finditer(NUMBER, listed[0])] if listed else []
         for digits, start in more:

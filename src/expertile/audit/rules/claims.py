@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 from math import prod
 
-from expertile.audit.facts import BITS, facts
+from expertile.audit.facts import BITS, DIGITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
+from expertile.audit.rules.terms import MODEL, parameters
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
@@ -211,6 +212,31 @@ def ranges(report: Report) -> Iterator[Finding]:
 
 
 _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
+
+
+_ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
+_CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
+_HOLDS = re.compile(
+    rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
+    rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
+)
+_FITS_NOT = re.compile(
+    r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)"
+)
+
+
+def fits(report: Report) -> Iterator[Finding]:
+    """ "The 70B model in BF16 fits on one 80 GB card": weights larger than the memory that is said to hold them."""
+    for row in report.lines_of_text:
+        m, formats = _HOLDS.search(row.text), row.facts.of("formats")
+        if not m or _FITS_NOT.search(row.text) or len(formats) != 1 or not row.devices or not MODEL.search(row.text):
+            continue
+        count = float(DIGITS.get((word := (m["n1"] or m["n2"]).lower()), word if word.isdigit() else 1))
+        held, most = (parameters(row) or 0.0) * BITS[formats[0]] / 8, count * max(d.memory_bytes for d in row.devices)
+        if held > 1.02 * most:
+            message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
+            message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"
+            yield Finding(QUESTION, "memory", row.line, m[0], message, (row.line,))
 
 
 def failed_checks(report: Report) -> Iterator[Finding]:

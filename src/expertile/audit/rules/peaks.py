@@ -303,22 +303,30 @@ def _mfu(row: Row) -> Iterator[Finding]:
     if not rates and row.kind == "line":  # the one rate of its paragraph
         rates = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
     rates = rates if len(rates) < 2 else [q for q in rates if q.per_device]
-    n = parameters(row) if len(rates) == 1 and rates[0].exact and rates[0].value.mid else None
+    if not rates and re.search(r"(?i)\btrain(?:ed|ing)\b", report.text):  # any of the report's
+        rates = [x for r in report.all_rows for x in r.of("tokens_per_s")]
+    elif len(rates) > 1:
+        return
+    rates = [q for q in rates if q.exact and q.value.mid]
+    n = parameters(row) if rates else None
     if not n:
         return
-    q = rates[0]
     formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
+    most = 6.5 if re.search(r"\b6 ?[·*×]? ?N\b", row.text) else most  # without attention
     peaks = [(x, 5.1) for d in row.devices for f in formats if (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
+    stated = [x.value.mid for x in row.of("rate") if on_sheet(row, x)]  # the peak meant
+    peaks = [(x, 5.1) for x in stated] or peaks
     counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
-    rate, counts = n * q.value.mid, (1.0,) if q.per_device else counts
-    each = [Interval(least, 6.0, most) * (rate / (x * g)) for x, least in peaks for g in counts]
+    work = [(q, n * q.value.mid / g) for q in rates for g in ((1.0,) if q.per_device else counts)]
+    each = [Interval(least, 6.0, most) * (rate / x) for _, rate in work for x, least in peaks]
     if each and not any(e.meets(p.value) for e in each):
-        shares = (6 * rate / (x * g) for d in row.devices for x in peaks_of(d, [*formats]) for g in counts)
-        best = min(shares, key=lambda x: abs(x - p.value.mid))
-        at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
+        known = stated or [x for d in row.devices for x in peaks_of(d, [*formats])]
+        shares = ((6 * rate / x, q) for x in known for q, rate in work)
+        best, q = min(shares, key=lambda of: abs(of[0] - p.value.mid))
+        at = f"{n / 1e9:.3g} B parameters at {q.text}" + f" on {row.devices[0].name}" * (not stated)
         message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
         yield finding(QUESTION, "MFU", message, p, q)
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from expertile.audit.facts import facts
+from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
@@ -44,7 +44,9 @@ def retold(report: Report) -> Iterator[Finding]:
         if _ALL.search(row.text) and not _NOT_ALL.search(row.text) and not row.of("ratio", "percent"):
             yield from itertools.chain(*(_every(g, row) for g in long if g.drawn))
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
+        yield from _called(row, above)
         for q in (q for q in row.quantities if q.value.mid):
+            yield from _kept(row, q, above)
             if long and q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, long)
                 yield from _extreme(row, q, long)
@@ -73,6 +75,45 @@ def twins(report: Report) -> Iterator[Finding]:
                 same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
                 if len(name) > 3 and f" {name} " in said and not same:
                     yield not_made(q, [a, b], False)
+
+
+_CALLS = re.compile(
+    r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
+)
+
+
+def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "It is called 24 times, so 9.6 ms in all": a power of ten off so many times a row's time."""
+    q, counts = row.only("time"), {float(n) for n in _CALLS.findall(row.text)}
+    cells = [c for g in grids for r in g.body for c in r.of("time") if c.value.mid] if q and len(counts) == 1 else []
+    made = [(c.value * n, c) for c in cells for n in counts]
+    steps = (10.0, 100.0, 1000.0, 0.1, 0.01, 0.001)
+    off = [(m, c) for m, c in made for k in steps if q and (m * k).meets(q.value, 0.003)]
+    if q and off and not any(m.meets(q.value, 0.03) for m, _ in made):
+        m, c = off[0]
+        message = f"{counts.pop():.0f} × {c.text} of line {c.line} is {si(m.mid, 's')}, not {q.text}: which unit?"
+        yield finding(QUESTION, "retold", message, q, c)
+
+
+_KEPT = re.compile(
+    rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
+    r"(?:keeps?|retains?|leaves)\W+$"
+)
+
+
+def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
+    """ "From one node to eight keeps 84 % of the throughput": of a table's rows whose GPUs are in that proportion."""
+    m = _KEPT.search(row.text[: q.start])
+    for g in grids if m and q.kind == "percent" and q.exact else ():
+        times = float(DIGITS.get(m["b"].lower(), m["b"])) / float(DIGITS.get(m["a"].lower(), 1)) if m else 0.0
+        rows = sorted((r for r in g.body if r.own.get("gpus")), key=lambda r: r.own["gpus"])
+        more = [r for r in rows if r.own["gpus"] == times * rows[0].own["gpus"]]
+        columns = (c for c in g.columns(*_RATES) if more and rows[0].figure(c) and more[0].figure(c))
+        gains = [more[0].figure(c).value / rows[0].figure(c).value for c in columns]  # type: ignore[union-attr]
+        if gains and not any(q.value.meets(x * n, 0.015) for x in gains for n in (1.0, 1 / times)):
+            low = min(gains, key=lambda x: x.mid).mid
+            message = f"lines {rows[0].line} and {more[0].line} keep {100 * low:.3g} %, not {q.text}: which rows?"
+            yield finding(QUESTION, "retold", message, q, lines=(rows[0].line, more[0].line))
 
 
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]) -> Iterator[Finding]:
@@ -227,6 +268,8 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         above = (g for g in grids if g.drawn and 0 < row.line - g.rows[-1].line < 5)
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
+    if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out
+        columns = [(g, held) for g, held in columns if _whole(g) and _names(row, g.header[held[0].column])]
     if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
         return
     made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total)]
@@ -236,6 +279,16 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         name = f"the {'sum' if total else 'mean'} of lines {held[0].line}–{held[-1].line}"
         message = f"{name} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}: which rows does it count?"
         yield finding(QUESTION, "total", message, q, lines=tuple(x.line for x in held))
+
+
+def _whole(grid: Grid) -> bool:
+    shares = [[q for r in grid.body if (q := r.figure(c, "percent"))] for c in grid.columns("percent")]
+    return any(0.99 < sum(q.value.mid for q in of) < 1.01 for of in shares if len(of) == len(grid.body))
+
+
+def _names(row: Row, header: str) -> bool:
+    """Whether a sentence has every word of a column's head."""
+    return {*_WORDS.findall(re.sub(r"\(.*?\)", "", header).lower())} <= {*_WORDS.findall(row.text.lower())}
 
 
 def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from math import prod
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import Interval
+from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
@@ -61,6 +61,24 @@ def rows(report: Report) -> Iterator[Finding]:
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
+
+
+_SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
+
+
+def of_one(report: Report) -> Iterator[Finding]:
+    """ "So 40 tok/s for one user" behind a line with the one time that a token takes."""
+    lines = report.lines_of_text
+    for i, row in enumerate(lines):
+        q = row.only("tokens_per_s")
+        if q and len(row.quantities) == 1 and SINGLE.search(row.text) and _SO.search(row.text[: q.start]):
+            t = next((r for r in lines[max(0, i - 3) : i][::-1] if r.of("time") and r.block == row.block), row).only(
+                "time"
+            )
+            once = t.value * q.value if t else exact(1.0)
+            if t and not once.meets(1.0, 0.1) and once.meets(1.0, 4.0):
+                message = f"1 ÷ {t.text} is {1 / t.value.mid:.4g} tokens/s, not {q.text}: is it the time of one token?"
+                yield finding(QUESTION, "tokens/s", message, q, t)
 
 
 def _by_kind(some: Iterable[Term]) -> dict[str, list[Term]]:
@@ -157,11 +175,16 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
     counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
+    if not row.facts.of("gpus"):  # any number of them that the report has
+        gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
+        factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))
     # Of one of so many GPUs that nobody says, it is any part.
     several = law.several and not row.report.everything.of("gpus")
     part = several and (lent or any(t.figure and not t.figure.per_device for t in held[at]))
     targets, broken = [t for t in held[at] if t.figure and not (part and t.figure.per_device)], []
     good = [c[at] for c in itertools.product(*held) if _fits(c, factors)]
+    if good and row.kind == "line" and len(targets) > 1:
+        return  # the others are of something else
     for target in targets:
         # Beside one that fits, what counts otherwise: reads and writes, all GPUs.
         if any(target.value.meets(t.value * f, 0.03) for t in good for f in law.also if t is not target):
@@ -218,6 +241,8 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
     steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
+    if batch and any(t.figure and t.kind == "s_per_item" and re.search("(?i)step", t.figure.label) for t in combo):
+        return False  # which is no sample
     batched = nouns == {"step", "sample"} and row.size("batch") and not steps
     if steps and batch:
         return False  # a batch is of samples
@@ -324,18 +349,33 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
             yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
-        elif not n and len(formats) == 1 and row.kind == "line" and q.exact and not _CARD.match(row.text, q.end):
-            yield from _of_models(row, q, BITS[formats[0]] / 8)
 
 
-_CARD = re.compile(r"(?i) ?(?:card|gpu|of (?:v?ram|memory)|free|left|[a-z]*\W*\w* fits?\b)")
+_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|cost|came to|bill|energy|needed)\b")
+_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
+_LASTED = re.compile(r"(?i)wall|duration|elapsed|length|lasted|took|ran |total time|run ?time|wall time")
 
 
-def _of_models(row: Row, q: Quantity, each: float) -> Iterator[tuple[Term | None, float, str]]:
-    """The weights of any model that the paragraph names, with scales and embeddings."""
-    rows = [r for r in row.report.lines_of_text if r.block == row.block]
-    models = [p for r in rows for p in r.of("params") if p.exact and p.value.mid > 1e8]
-    sizes = [Interval(0.93 * p.value.lo * each, p.value.mid * each, 1.4 * p.value.hi * each) for p in models]
-    if models and not any(q.value.meets(s) for s in sizes):
-        near = min(zip(sizes, models, strict=True), key=lambda of: abs(math.log(of[0].mid / q.value.mid)))
-        yield Term("bytes", near[0], f"{near[1].text} in {8 * each:.0f} bits", (near[1].line,)), 0.0, "compression"
+def spent(report: Report) -> Iterator[Finding]:
+    """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
+    held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
+    gpus = report.everything.of("gpus")
+    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and _LASTED.search(t.label)]
+    hours = [t * n for t in lasted for n in gpus if n > 1]
+    made = {
+        "gpu*s": hours,
+        "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours],
+        "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
+    }
+    for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):
+        parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
+        some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
+        near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
+        said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
+        if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
+            unit = {"energy": (3.6e6, "kWh"), "gpu*s": (3600.0, "GPU-hours")}.get(q.kind, (1.0, "USD"))
+            message = f"the times, prices and powers stated make {near.mid / unit[0]:.5g} {unit[1]}"
+            yield finding(QUESTION, "cost", f"{message}, not {q.text}: of which run is it?", q)
+
+
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s")

@@ -199,7 +199,7 @@ _DRAFTED = re.compile(
 )
 _ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-_MODEL = re.compile(
+MODEL = re.compile(
     r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
     r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
 )
@@ -215,7 +215,7 @@ def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
         text = _PARAMS.sub(r"\2\1", text)
-        if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in _MODEL.findall(text)}:
+        if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}:
             # "7B" and "7.24 B parameters" are one.
             one = max(found) < 1.1 * min(found) and _whole(row, text)
             return max(found, key=lambda n: found[n]) if one else None
