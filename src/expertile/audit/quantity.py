@@ -129,12 +129,6 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
     return None
 
 
-def _price(text: str, at: int) -> tuple[Unit, int]:
-    """The unit of "€2.40 per GPU-hour", "€1.2/h" and "€9,523"."""
-    unit, length = match_unit("USD" + text[at : at + 40]) or (NO_UNIT, 3)
-    return unit, at + length - 3
-
-
 _KEY = re.compile(
     r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
 )
@@ -202,7 +196,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         priced = text[m.start() - 1 : m.start()] == "€"
         by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
         by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
-        own = _price(text, m.end()) if priced and not (by_key and by_key.kind.startswith("$/")) else own
+        if priced and not (by_key and by_key.kind.startswith("$/")):  # "€2.40 per GPU-hour", "€9,523"
+            unit, length = match_unit("USD" + text[m.end() : m.end() + 40]) or (NO_UNIT, 3)
+            own = unit, m.end() + length - 3
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             kind = {"tokens": "token/item", "time": "s_per_item"}[own[0].kind]
             own = replace(own[0], kind=kind, noun="other" if _THINGS_OF.search(before) else ""), own[1]

@@ -3,6 +3,7 @@
 import csv
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -68,18 +69,15 @@ def format_of(name: str, text: str) -> str:
     """ "markdown", "html", "csv", "json", "yaml" or "log", by the name's end, else by the text."""
     known = _KINDS.get(name.rpartition(".")[2].lower())
     start = text.lstrip()[:4000]
-    if known or (start[:1] in ("{", "[") and _is_json(text)):
-        return known or "json"
+    if known:
+        return known
+    if start[:1] in ("{", "["):
+        with suppress(ValueError):
+            json_values(text)
+            return "json"
     if re.match(r"(?i)<!doctype html|<html|<table|<body", start):
         return "html"
     return "markdown" if _MARKDOWN.search(text) else "log"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        return bool(json_values(text))
-    except ValueError:
-        return False
 
 
 def read(text: str, name: str = "") -> list[Block]:
@@ -93,11 +91,8 @@ def read(text: str, name: str = "") -> list[Block]:
         return read_values(values)
     if kind == "yaml":
         return read_yaml(text)
-    return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](_numbered(text))
-
-
-def _numbered(text: str) -> list[Line]:
-    return [Line(i, line) for i, line in enumerate(text.splitlines(), 1)]
+    lines = [Line(i, line) for i, line in enumerate(text.splitlines(), 1)]
+    return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](lines)
 
 
 def _markdown(lines: list[Line]) -> list[Block]:

@@ -10,11 +10,6 @@ from expertile.audit.report import Report, Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 
-def slack_of(device: Device) -> float:
-    # Consumer boards boost beyond the clock of the data sheet.
-    return 1.2 if any(w in device.name for w in ("GeForce", "Radeon", "TITAN")) else 1.06
-
-
 def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[float, float]:
     """The highest peak of the GPUs that the row may have run on, in any of `formats`; of all formats where one of them
     has no peak there (int4). And by which factor that GPU may exceed it."""
@@ -26,7 +21,9 @@ def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[flo
         known, both = (list(DTYPES), True) if not known or len(known) < len([*formats]) else (known, sparse)
         return twice * max((device.sparse_peak(f) if both else None) or generous_peak(device, f) or 0.0 for f in known)
 
-    return max(((peak(d), slack_of(d)) for d in row.devices), key=lambda pair: pair[0] * pair[1])
+    # Consumer boards boost beyond the clock of the data sheet.
+    slack = (1.2 if any(w in d.name for w in ("GeForce", "Radeon", "TITAN")) else 1.06 for d in row.devices)
+    return max(zip(map(peak, row.devices), slack, strict=True), key=lambda pair: pair[0] * pair[1])
 
 
 @lru_cache(maxsize=2)

@@ -206,11 +206,10 @@ _SWEEP = re.compile(
     r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
     r"relu|gelu|sweep|saxpy|scale\b"
 )
-_DECODE = re.compile(r"decod|split-?kv|paged")
 
 
 def _swept(row: Row) -> Iterator[Demand]:
-    """The bytes that a run reads and writes at least: of an array of a stated size, of the KV cache of one layer."""
+    """The bytes that a run reads and writes at least: of an array of a stated size."""
     if not row.of("time", "s_per_item") or row.of("percent", "ratio", "tokens_per_s") or not row.devices:
         return
     words = f"{row.words} {row.lead.lower()}"
@@ -218,12 +217,6 @@ def _swept(row: Row) -> Iterator[Demand]:
     if len(formats) != 1 or max(gpu_counts(row)) > 1:
         return
     nbytes = BITS[formats[0]] / 8
-    named = ("batch", "seq", "kv_heads", "head_dim") if _DECODE.search(words) else ()
-    cache = [row.size(name) for name in named]
-    if cache and all(cache) and not row.size("layers"):
-        held, text = [s for s in cache if s], " · ".join(f"{s.value:.0f}" for s in cache if s)
-        total = 2 * nbytes * math.prod(s.value for s in held)
-        yield from _traffic(row, f"2 · {text} {formats[0]} values", total, tuple(s.line for s in held))
     stated = (row.report.facts[b].of("tuples") for b in row.above if row.is_near(b))
     size, shapes = row.size("elements"), {*next(filter(None, stated), ())}
     shape = shapes.pop() if len(shapes) == 1 and _SWEEP.search(words) and row.facts.of("tuples") == () else ()
@@ -233,14 +226,9 @@ def _swept(row: Row) -> Iterator[Demand]:
     if n * nbytes > 4 * max(d.l2_bytes for d in row.devices) and not re.search(r"gemm|matmul|conv", words):
         passes = 1 if _ONE_PASS.search(words) and not shape else 2
         text, lines = f"{passes} · {n:.0f} {formats[0]} elements", (size.line,) if size else ()
-        yield from _traffic(row, text, passes * nbytes * n, lines)
-
-
-def _traffic(row: Row, text: str, nbytes: float, lines: Lines) -> Iterator[Demand]:
-    for q in row.of("time", "s_per_item"):
-        if q.exact and q.value.mid and not _NO_RUN.search(q.words):
-            text_of, ask = f"{text} in {q.text}", "is this the same run?"
-            yield Demand(q, "bandwidth", exact(nbytes) / q.value, text_of, "traffic", ask, lines=lines)
+        for q in (q for q in row.of("time", "s_per_item") if q.exact and q.value.mid and not _NO_RUN.search(q.words)):
+            moved, what = exact(passes * nbytes * n) / q.value, f"{text} in {q.text}"
+            yield Demand(q, "bandwidth", moved, what, "traffic", "is this the same run?", lines=lines)
 
 
 _NO_DECODE = re.compile(

@@ -167,7 +167,9 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         total = replace(total_of([s.cells[r] for r in body]), text="the sum", lines=())
         yield Source("the sum", s.kind, dict.fromkeys(body, total)), False
     own = grid.column(target)  # a baseline is once itself, or changed by nothing
-    may = [b for b in (body if len(body) <= 24 else (body[0], body[-1])) if not (q := own[b]) or _is_base(q)]
+    unlike = {b for b, q in enumerate(own) if q and q.exact and not q.value.meets(1.0)}
+    unlike -= {b for b, q in enumerate(own) if q and q.value.lo == 0 and q.kind == "percent"}
+    may = [b for b in (body if len(body) <= 24 else (body[0], body[-1])) if b not in unlike]
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
         *((f"line {rows[b].line}", dict.fromkeys(body, b)) for b in may),
@@ -178,10 +180,6 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         whole = any(b >= 0 and rows[b].summary for b in base.values())
         to = {r: b for r, b in base.items() if b in s.cells and b != r}
         yield Source(name, s.kind, {r: s.cells[b] for r, b in to.items()}), whole
-
-
-def _is_base(q: Quantity) -> bool:
-    return not q.exact or q.value.meets(1.0) or (q.value.lo == 0 and q.kind == "percent")
 
 
 def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:

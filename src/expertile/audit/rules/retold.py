@@ -23,23 +23,20 @@ _BEST = re.compile(
 _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 
 
-def _near(report: Report, row: Row) -> list[Grid]:
-    return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
-
-
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previously)\b")
 
 
 def retold(report: Report) -> Iterator[Finding]:
     """Each sentence against the tables within forty lines of it, and the direction of its own ratios."""
+    tables = [g for g in report.tables if 1 < len(g.rows) < 60]
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
         yield from _direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
         if row.line in in_tables or earlier or APART.search(row.text):
             continue
-        above = _near(report, row)
+        above = [g for g in tables if min(abs(r.line - row.line) for r in g.rows) < 40]
         long = [g for g in above if len(g.body) > 2]
         if _ALL.search(row.text) and not _NOT_ALL.search(row.text) and not row.of("ratio", "percent"):
             yield from itertools.chain(*(_every(g, row) for g in long if g.drawn))

@@ -201,7 +201,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             f.meets(n, 30.0) or any(f.meets(n * s, 0.03) for s in (1e3, 1e-3)) for n in ways for f in off
         )
         if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
-            broken.append(min(combos, key=_off))  # a total is of inputs and outputs
+            nearest = min(zip(off, combos, strict=True), key=lambda of: abs(math.log(of[0].mid)))
+            broken.append(nearest[1])  # a total is of inputs and outputs
     two = lent and len(targets) == 2 and targets[0].text != targets[1].text
     if broken and len(broken) in (1, len(targets)) and not two:
         # "14,042 questions; at 31 questions per second": all of them, or some?
@@ -213,7 +214,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
 _BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
 WALL = re.compile(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
-    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done|job length)"
 )
 
 
@@ -252,11 +253,6 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
     f = combo[0].value * combo[1].value / combo[2].value
     return not f.beyond(1.1) or any(f.meets(n * x, 0.08 if n == 1 else 0.03) for n in factors for x in combo[2].also)
-
-
-def _off(combo: tuple[Term, ...]) -> float:
-    """How far a × b is from c, as a logarithm."""
-    return abs(math.log((combo[0].value * combo[1].value / combo[2].value).mid))
 
 
 def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
@@ -353,14 +349,13 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
 
 _SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|cost|came to|bill|energy|needed)\b")
 _ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
-_LASTED = re.compile(r"(?i)wall|duration|elapsed|length|lasted|took|ran |total time|run ?time|wall time")
 
 
 def spent(report: Report) -> Iterator[Finding]:
     """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
     held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
     gpus = report.everything.of("gpus")
-    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and _LASTED.search(t.label)]
+    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and WALL.search(t.label)]
     hours = [t * n for t in lasted for n in gpus if n > 1]
     made = {
         "gpu*s": hours,

@@ -57,16 +57,10 @@ ONE_WAY = re.compile(
 )
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
-GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
+GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
 LAWS = (
     Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
-    Law(
-        "bandwidth",
-        "bandwidth time bytes",
-        (*GIB, 2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3),
-        unless=COLLECTIVE,
-        sure="moved",
-    ),
+    Law("bandwidth", "bandwidth time bytes", (*GIB, *_PASSES), unless=COLLECTIVE, sure="moved"),
     Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="near"),
     Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
@@ -87,21 +81,10 @@ LAWS = (
 )
 _BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
 # The figure that follows from the others, where several may.
-_DERIVED = (
-    *(
-        "insn/cycle",
-        "cycle/s",
-        "$/token",
-        "token/J",
-        "flop/J",
-        "J/token",
-        "rate",
-        "bandwidth",
-        "tokens_per_s",
-        "items_per_s",
-        "intensity",
-    ),
-    *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
+_DERIVED = re.findall(
+    r"\S+",
+    "insn/cycle cycle/s $/token token/J flop/J J/token rate bandwidth tokens_per_s items_per_s intensity money energy "
+    "power s_per_token s_per_item gpu*s bytes tokens flop time",
 )
 
 
