@@ -9,6 +9,35 @@ from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
 from expertile.audit.units import match_unit, unit_of_name
 
+_RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
+_BAR = "[|│┃║]"
+_NUMERIC = re.compile(
+    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
+    r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
+)
+_COUNTER = re.compile(
+    r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
+    r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
+)
+# Of LaTeX's tables: the end of a row, and lines that are none.
+_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line)|\s*$")
+_GAP = re.compile(r"\s{2,}|\t+")
+_MEASURES = re.compile(
+    r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
+    r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
+)
+_DEFAULT = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s")
+# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
+_ALL_IN = re.compile(
+    r"(?i)\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|"
+    r"throughputs?)\b[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
+    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
+)
+_NO_MEASURE = re.compile(
+    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
+    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change)\b"
+)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -49,14 +78,6 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
     width = len(header)
     filled = tuple((number, tuple((cells + [""] * width)[:width])) for number, cells in rows)
     return Table(tuple(h.strip() for h in header), filled, line)
-
-
-_RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
-_BAR = "[|│┃║]"
-_NUMERIC = re.compile(
-    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
-    r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
-)
 
 
 def is_numeric(cell: str) -> bool:
@@ -112,12 +133,6 @@ def _asciidoc(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return _of_cells(rows), len(below) + 2
 
 
-_COUNTER = re.compile(
-    r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
-    r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
-)
-
-
 def _counters(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """The counters of perf stat, each with what it makes of it ("… cycles # 3.7 GHz"), as one row."""
     below = list(itertools.takewhile(lambda line: not line.text.strip() or _COUNTER.fullmatch(line.text), lines[i:]))
@@ -168,10 +183,6 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return (table_of(head, rows, lines[i].number), len(rows) + 2) if rows and _header_ok(head) else None
 
 
-# Of LaTeX's tables: the end of a row, and lines that are none.
-_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line)|\s*$")
-
-
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
     for mark in (_BAR, ",", ";", "\t", "&"):
         text, bars, latex = lines[i].text.lstrip("# "), mark == _BAR, mark == "&"
@@ -205,9 +216,6 @@ def _matrix(lines: list[Line], i: int) -> tuple[Table, int] | None:
     for r, (_, cells) in enumerate(rows if len(rows) == len(names) else ()):
         cells[r + 1] = ""
     return (table_of(["from", *(f"to {c} {unit[0]}" for c in names)], rows, lines[i].number), len(rows) + 1)
-
-
-_GAP = re.compile(r"\s{2,}|\t+")
 
 
 def _placed(lines: list[Line], i: int) -> tuple[Table, int] | None:
@@ -297,12 +305,6 @@ def sections_of(blocks: list[Block]) -> list[tuple[int, ...]]:
     return found
 
 
-_MEASURES = re.compile(
-    r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
-    r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
-)
-
-
 def valued(table: Table) -> Table:
     """A table of names, units and values as one of two columns."""
     plain = [h.lower().split()[-1] if h.split() else "" for h in table.header]
@@ -325,19 +327,6 @@ def turned(table: Table) -> Table | None:
     columns = [(h, *(cells[c] for _, cells in table.rows)) for c, h in enumerate(runs, 1)]
     rows = tuple((table.line, cells) for cells in columns)
     return Table((table.header[0], *names), rows, table.line, ((table.line, *numbers),) * len(rows))
-
-
-_DEFAULT = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s")
-# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
-_ALL_IN = re.compile(
-    r"(?i)\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|"
-    r"throughputs?)\b[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
-    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
-)
-_NO_MEASURE = re.compile(
-    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
-    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change)\b"
-)
 
 
 def with_units(blocks: list[Block], text: str) -> list[Block]:

@@ -17,6 +17,24 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 # "12\,300" of LaTeX, and other narrow spaces.
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
 _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
+_COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
+_POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
+_ENDS = {
+    "markdown": "md markdown",
+    "html": "html htm",
+    "csv": "csv tsv",
+    "json": "json jsonl ndjson ipynb",
+    "yaml": "yaml yml",
+    "log": "log out rst",
+}
+_KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
+_MARKDOWN = re.compile(
+    r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
+)
+# A line of a wrapped paragraph.
+_WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
+_MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
+_SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
 def repair(text: str) -> str:
@@ -29,10 +47,6 @@ def repair(text: str) -> str:
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
             return _FOREIGN.sub(lambda m, c=charset: _decoded(m[0], c), text)  # type: ignore[misc]
     return text
-
-
-_COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
-_POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
 
 
 def _with_points(text: str) -> str:
@@ -49,20 +63,6 @@ def _decoded(run: str, charset: str) -> str:
     except UnicodeError:
         return run
     return fixed if fixed.isprintable() or fixed.isspace() else run
-
-
-_ENDS = {
-    "markdown": "md markdown",
-    "html": "html htm",
-    "csv": "csv tsv",
-    "json": "json jsonl ndjson ipynb",
-    "yaml": "yaml yml",
-    "log": "log out rst",
-}
-_KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
-_MARKDOWN = re.compile(
-    r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
-)
 
 
 def format_of(name: str, text: str) -> str:
@@ -137,14 +137,6 @@ def _markdown(lines: list[Line]) -> list[Block]:
                 blocks.extend(parts if alike or any(b.table for b in parts) else [Block("prose", inside)])
         i += 1
     return [b for b in blocks if b.table or b.lines]
-
-
-# A line of a wrapped paragraph.
-_WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
-_MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
-
-
-_SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
 def _text(lines: list[Line]) -> list[Block]:

@@ -15,6 +15,19 @@ from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
 
+_ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
+_MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
+_COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_SUMMARY = re.compile(
+    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
+    r"all(?!-))\b"
+)
+_SENTENCE = re.compile(
+    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
+)
+_STOP = re.compile(r"[\w%)]{2}\. [A-Z][a-z]+ ")
+
 
 @dataclass(frozen=True)
 class Size:
@@ -207,20 +220,6 @@ class Grid:
         """The columns that hold one of `kinds` in at least half of their rows."""
         held = [[q.kind in kinds for q in self.column(c) if q is not None] for c in range(len(self.header))]
         return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
-
-
-_ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
-_MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
-_COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
-    r"all(?!-))\b"
-)
-_SENTENCE = re.compile(
-    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
-)
-_STOP = re.compile(r"[\w%)]{2}\. [A-Z][a-z]+ ")
 
 
 class Report:

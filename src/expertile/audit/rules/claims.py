@@ -37,6 +37,33 @@ _SWITCHED = re.compile(
     r"(?i)switch|instead|with|down to|brings?|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti[sz]|after"
 )
 _WORD = re.compile(r"[a-z0-9.]+")
+_EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
+_SHAPE = re.compile(
+    r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
+    r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
+)
+_PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
+_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
+_MEANT = re.compile(
+    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
+    r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
+)
+_PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
+_PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
+_COUNTS = re.compile(
+    r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
+)
+_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
+_FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
+_ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
+_CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
+_HOLDS = re.compile(
+    rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
+    rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
+)
+_FITS_NOT = re.compile(
+    r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)"
+)
 
 
 def _bits(text: str) -> list[int]:
@@ -109,14 +136,6 @@ def _column(held: list[tuple[str, Quantity]], wide: list[int]) -> Iterator[Findi
             yield from _beyond(base, q, [to[0], (of or wide)[0]], bool(of))
 
 
-_EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
-_SHAPE = re.compile(
-    r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
-    r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
-)
-_PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
-
-
 def equal_work(report: Report) -> Iterator[Finding]:
     """Two products called equal work that are not."""
     lines = report.lines_of_text
@@ -132,19 +151,6 @@ def equal_work(report: Report) -> Iterator[Finding]:
             each = " and ".join(f"{m[0].strip()} = {si(w, 'FLOP')}" for (_, m), w in zip(shapes, work, strict=True))
             message = f"{each}: {max(work) / min(work):.3g} times the work"
             yield Finding(INCONSISTENT, "equal work", row.line, said[0], message, tuple(line for line, _ in shapes))
-
-
-_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
-_MEANT = re.compile(
-    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
-    r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
-)
-_PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
-_PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
-_COUNTS = re.compile(
-    r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
-)
-_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
 
 
 def unequal_work(report: Report) -> Iterator[Finding]:
@@ -209,20 +215,6 @@ def ranges(report: Report) -> Iterator[Finding]:
             ask = "" if sure else "; are only some rows meant?"
             message = f"{len(outside)} of {len(values)} rows lie outside {q.text}: {span}{ask}"
             yield finding(INCONSISTENT if sure else QUESTION, "range", message, q, lines=tuple(outside[:6]))
-
-
-_FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
-
-
-_ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
-_CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
-_HOLDS = re.compile(
-    rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
-    rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
-)
-_FITS_NOT = re.compile(
-    r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)"
-)
 
 
 def fits(report: Report) -> Iterator[Finding]:

@@ -9,6 +9,30 @@ from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
+# "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
+EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
+_LIMIT = re.compile(
+    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
+    r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
+    r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
+    r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
+)
+# What calls a figure a peak, and a percentage one of a peak.
+PEAK = re.compile(
+    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
+)
+SHARE = re.compile(
+    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
+# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
+NAMED = re.compile(
+    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
+    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
+)
+MEASURED = re.compile(
+    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"
+)
+
 
 def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[float, float]:
     """The highest peak of the GPUs that the row may have run on, in any of `formats`; of all formats where one of them
@@ -47,31 +71,6 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     if device.capability == (9, 0):  # whose sheet gives a clock below the highest
         known += [SPARSE_SHEET[f] / n for f in of if f in SPARSE_SHEET for n in (1, 2)]
     return tuple(dict.fromkeys(x for x in known if x))
-
-
-# "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
-EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
-_LIMIT = re.compile(
-    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
-    r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
-    r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
-    r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
-)
-# What calls a figure a peak, and a percentage one of a peak.
-PEAK = re.compile(
-    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
-)
-SHARE = re.compile(
-    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
-)
-# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
-NAMED = re.compile(
-    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
-    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
-)
-MEASURED = re.compile(
-    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"
-)
 
 
 def own_words(row: Row, q: Quantity) -> str:

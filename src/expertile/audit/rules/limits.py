@@ -35,6 +35,26 @@ _OF_DRAM = re.compile(
 )
 # Beside one GPU of which the number is not stated.
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
+_NO_RUN = re.compile(
+    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token"
+)
+_WHOLE = re.compile(
+    r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
+)
+_TRAFFIC = re.compile(
+    r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
+)
+_COPIES = re.compile(r"(?i)memcpy|d2d|\bcopy\b|\btriad\b")
+_EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
+_ONE_PASS = re.compile(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b")
+_SWEEP = re.compile(
+    r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
+    r"relu|gelu|sweep|saxpy|scale\b"
+)
+_NO_DECODE = re.compile(
+    r"(?i)prefill|sampling|(?:reading the |the )prompt|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
+)
+_STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
 @lru_cache(maxsize=64)
@@ -132,19 +152,6 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)
 
 
-_NO_RUN = re.compile(
-    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token"
-)
-_WHOLE = re.compile(
-    r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
-)
-_TRAFFIC = re.compile(
-    r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
-)
-_COPIES = re.compile(r"(?i)memcpy|d2d|\bcopy\b|\btriad\b")
-_EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
-
-
 def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
     """The work of the row's sizes in each of its times."""
     whole, count = row.report.everything.of("formats"), max(gpu_counts(row))
@@ -199,15 +206,6 @@ def _moved(row: Row) -> Iterator[Demand]:
         yield Demand(moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, lines=(t.line,))
 
 
-_ONE_PASS = re.compile(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b")
-
-
-_SWEEP = re.compile(
-    r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
-    r"relu|gelu|sweep|saxpy|scale\b"
-)
-
-
 def _swept(row: Row) -> Iterator[Demand]:
     """The bytes that a run reads and writes at least: of an array of a stated size."""
     if not row.of("time", "s_per_item") or row.of("percent", "ratio", "tokens_per_s") or not row.devices:
@@ -229,14 +227,6 @@ def _swept(row: Row) -> Iterator[Demand]:
         for q in (q for q in row.of("time", "s_per_item") if q.exact and q.value.mid and not _NO_RUN.search(q.words)):
             moved, what = exact(passes * nbytes * n) / q.value, f"{text} in {q.text}"
             yield Demand(q, "bandwidth", moved, what, "traffic", "is this the same run?", lines=lines)
-
-
-_NO_DECODE = re.compile(
-    r"(?i)prefill|sampling|(?:reading the |the )prompt|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
-)
-
-
-_STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
 def _generated(row: Row) -> Iterator[Demand]:

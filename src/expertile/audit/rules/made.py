@@ -24,6 +24,10 @@ _RUN = TYPED[1:5]
 Cells = dict[int, Quantity]
 Terms = dict[int, Term]
 Counts = dict[str, dict[int, float]]
+_THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
+_SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
+_AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
+_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
 @dataclass(frozen=True)
@@ -210,11 +214,6 @@ def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     return {"": dict.fromkeys(targets, 1.0), **some, **pairs}
 
 
-_THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
-_SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
-_AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
-
-
 def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[Source]) -> Iterator[Made]:
     """Columns whose units make the target's, with every count of a row between; one column times a constant."""
     typed, counts = [s for s in sources if s.kind not in ("", *UNTYPED)], _counts(grid, targets, sources)
@@ -289,9 +288,6 @@ def _usual(
             values = {r: v * found[0] for r, v in expected.items()}
             cells = {r: replace(e.cells[r], value=v, text=e.cells[r].text + by.get(r, "")) for r, v in values.items()}
             yield Made(e.name + name, rule, cells, {}, also, beside, off=thousand)
-
-
-_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
 def shares(grid: Grid, target: int, targets: Cells, sources: list[Source]) -> Iterator[Made]:

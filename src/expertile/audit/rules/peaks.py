@@ -59,6 +59,12 @@ _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
 _SEVERAL = re.compile(r"(?i)\b(?:peaks|limits|ceilings|peak rates)(?: \w+)? (?:are|of)\b")
 _KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
+_COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
+_OF = re.compile(
+    r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
+    r"\w+'s)\W*)*"
+)
+_PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
 @dataclass(frozen=True)
@@ -193,9 +199,6 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 
 
-_COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
-
-
 def _bus(row: Row) -> Iterator[Finding]:
     """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
     rates = [(q, q.label[-30:].lower()) for q in row.of("bandwidth")]
@@ -225,12 +228,6 @@ def _link(text: str, row: Row) -> _Limit | None:
     return _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if len(values) == 1 else None
 
 
-_OF = re.compile(
-    r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
-    r"\w+'s)\W*)*"
-)
-
-
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     """Whether a sentence says "64 % of 756 TFLOPS"."""
     if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of (?:the )?\d|\W*/", row.text[base.end :]):
@@ -255,9 +252,6 @@ def _is_peak(row: Row, q: Quantity) -> bool:
     """Whether a figure, or the first words of its table's row, say so."""
     told = PEAK.search(" ".join((q.words, *row.label.lower().split()[:3]))) or on_sheet(row, q)
     return bool(told or any(_of(row, p, q) for p in row.of("percent"))) and not _PART_OF.match(row.text, q.end)
-
-
-_PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:

@@ -21,10 +21,31 @@ _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
 _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
-
-
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previously)\b")
+_CALLS = re.compile(
+    r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
+)
+_KEPT = re.compile(
+    rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
+    r"(?:keeps?|retains?|leaves)\W+$"
+)
+_RATES = ("rate", "bandwidth", "tokens_per_s", "items_per_s", "ratio")
+_GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
+_NAME = re.compile(
+    r"(?i)\b(?!(?:is|are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}"
+)
+_ALL = re.compile(
+    r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
+    r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
+    r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
+)
+_NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
+_LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
+_MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
+_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
+_WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
+_OVER = re.compile(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b")
 
 
 def retold(report: Report) -> Iterator[Finding]:
@@ -74,11 +95,6 @@ def twins(report: Report) -> Iterator[Finding]:
                     yield not_made(q, [a, b], False)
 
 
-_CALLS = re.compile(
-    r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
-)
-
-
 def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "It is called 24 times, so 9.6 ms in all": a power of ten off so many times a row's time."""
     q, counts = row.only("time"), {float(n) for n in _CALLS.findall(row.text)}
@@ -90,12 +106,6 @@ def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
         m, c = off[0]
         message = f"{counts.pop():.0f} × {c.text} of line {c.line} is {si(m.mid, 's')}, not {q.text}: which unit?"
         yield finding(QUESTION, "retold", message, q, c)
-
-
-_KEPT = re.compile(
-    rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
-    r"(?:keeps?|retains?|leaves)\W+$"
-)
 
 
 def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
@@ -197,24 +207,6 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str) -> list[
         beside = ((a, b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b)
         found += [mid(a) / mid(b) for a, b in beside]
     return found
-
-
-_RATES = ("rate", "bandwidth", "tokens_per_s", "items_per_s", "ratio")
-_GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
-_NAME = re.compile(
-    r"(?i)\b(?!(?:is|are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}"
-)
-_ALL = re.compile(
-    r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
-    r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
-    r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
-)
-_NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
-_LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
-_MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
-_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
-_WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
-_OVER = re.compile(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b")
 
 
 def _direction(row: Row) -> Iterator[Finding]:

@@ -35,6 +35,22 @@ _ONE_WAY = re.compile(
 )
 _BOTH_WAYS = re.compile(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
 _HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
+_SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
+_BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
+WALL = re.compile(
+    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done|job length)"
+)
+_SIDES = re.compile(
+    r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)"
+)
+_STEP = re.compile(
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
+)
+_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|cost|came to|bill|energy|needed)\b")
+_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s")
 
 
 def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
@@ -61,9 +77,6 @@ def rows(report: Report) -> Iterator[Finding]:
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
-
-
-_SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
 
 
 def of_one(report: Report) -> Iterator[Finding]:
@@ -211,18 +224,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
 
 
-_BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
-WALL = re.compile(
-    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
-    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done|job length)"
-)
-
-
-_SIDES = re.compile(
-    r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)"
-)
-
-
 def _side(label: str) -> str:
     """The one of input and output, of read and write, that a label names."""
     sides = {m.lastgroup or "" for m in _SIDES.finditer(label)}
@@ -276,11 +277,6 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
 
 
-_STEP = re.compile(
-    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
-)
-
-
 def counted(report: Report) -> Iterator[Finding]:
     """FLOPs, and tokens of a step, that the stated sizes do not make: it asks."""
     of = report.everything.of
@@ -328,9 +324,6 @@ def _batched(report: Report) -> Iterator[Finding]:
         yield finding(QUESTION, "throughput", message, samples[0], steps[0])
 
 
-_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
-
-
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
@@ -345,10 +338,6 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
             yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
-
-
-_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|cost|came to|bill|energy|needed)\b")
-_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
 
 
 def spent(report: Report) -> Iterator[Finding]:
@@ -371,6 +360,3 @@ def spent(report: Report) -> Iterator[Finding]:
             unit = {"energy": (3.6e6, "kWh"), "gpu*s": (3600.0, "GPU-hours")}.get(q.kind, (1.0, "USD"))
             message = f"the times, prices and powers stated make {near.mid / unit[0]:.5g} {unit[1]}"
             yield finding(QUESTION, "cost", f"{message}, not {q.text}: of which run is it?", q)
-
-
-_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s")

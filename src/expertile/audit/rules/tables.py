@@ -16,6 +16,17 @@ _PART = re.compile(
     r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
+_COUNTED, _RATES, _TIMED = ("tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
+# What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
+_WAYS: dict[str, Callable[[Interval], Interval]] = {
+    "": lambda x: x,
+    "÷": lambda x: exact(1.0) / x,
+    "²": lambda x: x * x,
+    "³": lambda x: x * x * x,
+    " log": lambda x: x * math.log(x.mid),
+}
+_FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
+_SCOPE = re.compile(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
 
 
 def columns(report: Report) -> Iterator[Finding]:
@@ -29,17 +40,6 @@ def columns(report: Report) -> Iterator[Finding]:
             other = _NO_QUOTIENT.search(name) or (ratio and not _PART.search(name.strip()))
             if len(kinds) == 1 and 2 * len(cells) >= len(grid.rows) and len(grid.header) < 40 and not other:
                 yield from _column(grid, index, kinds.pop())
-
-
-_COUNTED, _RATES, _TIMED = ("tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
-# What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
-_WAYS: dict[str, Callable[[Interval], Interval]] = {
-    "": lambda x: x,
-    "÷": lambda x: exact(1.0) / x,
-    "²": lambda x: x * x,
-    "³": lambda x: x * x * x,
-    " log": lambda x: x * math.log(x.mid),
-}
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,6 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
             message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
             yield finding(QUESTION, "mean of ratios", message, s)
-
-
-_FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
-_SCOPE = re.compile(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
 
 
 def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Finding]:

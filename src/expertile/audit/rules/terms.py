@@ -18,21 +18,6 @@ from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.work import Term, total_of, work_of
 from expertile.audit.units import UNTYPED, product
 
-
-@dataclass(frozen=True)
-class Law:
-    """Says of `a` × `b` = `c` more than their units do. `sure`: whether a row alone is accused, "always", where the
-    figures stand "near" each other or are said to be "moved"; `also`: factors that conventions bring; `several`:
-    counts of GPUs, sequences and batches may stand between; `unless`: words that make it silent."""
-
-    rule: str
-    kinds: str
-    also: tuple[float, ...] = (1.0,)
-    several: bool = False
-    unless: str = "(?!)"
-    sure: str = ""
-
-
 NO_RUN = (
     r"(?i)peak|theoretical|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
 )
@@ -58,6 +43,55 @@ ONE_WAY = re.compile(
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
 GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
+# The figure that follows from the others, where several may.
+_DERIVED = re.findall(
+    r"\S+",
+    "insn/cycle cycle/s $/token token/J flop/J J/token rate bandwidth tokens_per_s items_per_s intensity money energy "
+    "power s_per_token s_per_item gpu*s bytes tokens flop time",
+)
+# Rates that are no work over the whole time.
+_NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
+_HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
+# "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
+WRITTEN = re.compile(
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
+    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
+)
+# Models of which not every parameter is used, or not as often as 6·N says.
+_SPARSE = re.compile(
+    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
+    r"offload|spars|gpt-?oss|deepseek"
+)
+_DRAFTED = re.compile(
+    r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
+)
+_ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
+_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
+MODEL = re.compile(
+    r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
+    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
+)
+SINGLE = re.compile(
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
+    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
+)
+_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
+
+
+@dataclass(frozen=True)
+class Law:
+    """Says of `a` × `b` = `c` more than their units do. `sure`: whether a row alone is accused, "always", where the
+    figures stand "near" each other or are said to be "moved"; `also`: factors that conventions bring; `several`:
+    counts of GPUs, sequences and batches may stand between; `unless`: words that make it silent."""
+
+    rule: str
+    kinds: str
+    also: tuple[float, ...] = (1.0,)
+    several: bool = False
+    unless: str = "(?!)"
+    sure: str = ""
+
+
 LAWS = (
     Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
     Law("bandwidth", "bandwidth time bytes", (*GIB, *_PASSES), unless=COLLECTIVE, sure="moved"),
@@ -80,12 +114,6 @@ LAWS = (
     Law("memory", "bytes B/param params", several=True, sure="always"),
 )
 _BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
-# The figure that follows from the others, where several may.
-_DERIVED = re.findall(
-    r"\S+",
-    "insn/cycle cycle/s $/token token/J flop/J J/token rate bandwidth tokens_per_s items_per_s intensity money energy "
-    "power s_per_token s_per_item gpu*s bytes tokens flop time",
-)
 
 
 def law_of(a: str, b: str, c: str) -> Law:
@@ -114,16 +142,6 @@ def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "con
     beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
     counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
     return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
-
-
-# Rates that are no work over the whole time.
-_NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
-_HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
-# "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
-WRITTEN = re.compile(
-    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
-    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
-)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -172,22 +190,6 @@ def terms(row: Row) -> tuple[Term, ...]:
     return tuple(found)
 
 
-# Models of which not every parameter is used, or not as often as 6·N says.
-_SPARSE = re.compile(
-    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
-    r"offload|spars|gpt-?oss|deepseek"
-)
-_DRAFTED = re.compile(
-    r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
-)
-_ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
-_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-MODEL = re.compile(
-    r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
-    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
-)
-
-
 def _whole(row: Row, text: str) -> bool:
     """Whether every parameter is used once for each token."""
     return not any(form.search(_ABSENT.sub("", of)) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
@@ -203,13 +205,6 @@ def parameters(row: Row) -> float | None:
             one = max(found) < 1.1 * min(found) and _whole(row, text)
             return max(found, key=lambda n: found[n]) if one else None
     return None
-
-
-SINGLE = re.compile(
-    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
-    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
-)
-_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
 
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:

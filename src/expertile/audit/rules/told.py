@@ -42,6 +42,19 @@ APART = re.compile(
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
 TIMES = ("time", "s_per_token", "s_per_item")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_POINTS = re.compile("points|pp$")
+_UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
+_MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
+_SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
+_COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
+# What says that a ratio compares the figures before it.
+_COMPARES = re.compile(
+    rf"(?i){_GAINS}[^|]{{0,24}}\||\bby\W*\||of which [^.;|]*\||\|[^|]{{0,12}}{_GAINS}|\|,? from |"
+    r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|"
+    r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
+    r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
+)
+_BARE = re.compile(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
 
 
 def mid(q: Quantity) -> float:
@@ -92,14 +105,6 @@ def ratios(report: Report) -> Iterator[Finding]:
             yield from [*sure, *_scaling(whole)] or [*_in_sentence(whole, said)] or found
 
 
-_POINTS = re.compile("points|pp$")
-
-
-_UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
-_MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
-_SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
-
-
 def _scaling(row: Row) -> Iterator[Finding]:
     """ "From 1 to 4 GPUs … 96 min to 27 min … an efficiency of 89 %"; of one GPU and the report's only other number."""
     m, near = _SCALED.search(row.text), row.report.lines_of_text
@@ -141,19 +146,6 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
     if alone and not _THAN.search(said[0].after) and not any(_either(said[0], x, y) for x, y in pairs):
         yield not_made(said[0], pairs[0])
-
-
-_COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
-# What says that a ratio compares the figures before it.
-_COMPARES = re.compile(
-    rf"(?i){_GAINS}[^|]{{0,24}}\||\bby\W*\||of which [^.;|]*\||\|[^|]{{0,12}}{_GAINS}|\|,? from |"
-    r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|"
-    r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
-    r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
-)
-
-
-_BARE = re.compile(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
 
 
 def _compared(row: Row) -> list[Quantity]:

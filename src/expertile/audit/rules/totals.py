@@ -23,6 +23,34 @@ MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
 _ADDS = ("time", "bytes", "percent", "gpu*s", "money", "energy")
+_NO_PART = re.compile(
+    r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
+    r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
+)
+_RANK = re.compile(
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
+    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
+)
+_AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
+# An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
+_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
+_WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
+_N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
+# "32 concurrent users", "the 32-GPU job", "the eight of them"
+_COUNTED = re.compile(
+    rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>[a-z]{{3,}}s)|of them))\b(?! ?/)"
+)
+_EACH = re.compile(
+    r"(?i)(?:/ ?|\b(?:per[ -]|(?:for )?(?:each|every) |(?:each|every one) of (?:the|our|these) |and |an? |one ))"
+    r"(?:\d+ )?([a-z]{3,}|[AHBLV]\d{2,3})|\beach\b"
+)
+_MEAN_OF = re.compile(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
+_TOGETHER = re.compile(
+    r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
+    r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|\("
+)
+_SERVED = ("user", "stream", "request", "sequence", "client", "session", "slot")
+_KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "tokens", "power", "energy", "money")
 
 
 def totals(report: Report) -> Iterator[Finding]:
@@ -44,12 +72,6 @@ def totals(report: Report) -> Iterator[Finding]:
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
-
-
-_NO_PART = re.compile(
-    r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
-    r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
-)
 
 
 def _added(figures: list[Quantity]) -> Iterator[Finding]:
@@ -135,16 +157,6 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
 
 
-_RANK = re.compile(
-    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
-    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
-)
-_AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
-
-# An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
-_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
-
-
 def orders(report: Report) -> Iterator[Finding]:
     """A percentile below a lower one, a maximum below the median, a mean outside of both; of one row or one column."""
     for row in report.all_rows:
@@ -197,25 +209,6 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False
                 certain = sure and b.kind != "number"
                 yield finding(INCONSISTENT if certain else QUESTION, "order", message, b, a)
                 break
-
-
-_WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
-_N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
-# "32 concurrent users", "the 32-GPU job", "the eight of them"
-_COUNTED = re.compile(
-    rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>[a-z]{{3,}}s)|of them))\b(?! ?/)"
-)
-_EACH = re.compile(
-    r"(?i)(?:/ ?|\b(?:per[ -]|(?:for )?(?:each|every) |(?:each|every one) of (?:the|our|these) |and |an? |one ))"
-    r"(?:\d+ )?([a-z]{3,}|[AHBLV]\d{2,3})|\beach\b"
-)
-_MEAN_OF = re.compile(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
-_TOGETHER = re.compile(
-    r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
-    r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|\("
-)
-_SERVED = ("user", "stream", "request", "sequence", "client", "session", "slot")
-_KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "tokens", "power", "energy", "money")
 
 
 def shared(report: Report) -> Iterator[Finding]:
