@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import match_unit, unit_of_name
+from expertile.audit.units import RATES, match_unit, unit_of_name
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
@@ -26,7 +26,6 @@ _MEASURES = re.compile(
     r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
     r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
 )
-_DEFAULT = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s")
 # "All rates in TFLOP/s", "(times in us)", "units: GB/s"
 _ALL_IN = re.compile(
     r"(?i)\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|"
@@ -331,9 +330,8 @@ def turned(table: Table) -> Table | None:
 
 def with_units(blocks: list[Block], text: str) -> list[Block]:
     """The blocks with the one unit that the text states for all figures, in the heads of columns that have none."""
-    found = ((m.end(), match_unit(text[m.end() :])) for m in _ALL_IN.finditer(text))
-    units = {unit: text[at : at + length] for at, (unit, length) in ((at, u) for at, u in found if u)}
-    units = {unit: name for unit, name in units.items() if unit.kind in _DEFAULT}
+    found = [(u, text[m.end() :]) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
+    units = {unit: behind[:length] for (unit, length), behind in found if unit.kind in ("time", *RATES)}
     if len(units) != 1:
         return blocks
     ((unit, name),) = units.items()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from expertile.audit.interval import NUMBER, Interval, exact, printed
-from expertile.audit.units import NO_UNIT, Unit, match_unit, product, unit_of_name
+from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, product, unit_of_name
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
@@ -89,7 +89,6 @@ _RANKED = re.compile(
     rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
 )
 _BARE_EACH = re.compile(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
-_RATES = ("items_per_s", "tokens_per_s", "bandwidth", "rate")
 _METRIC = re.compile(
     r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
     r"perf(?:ormance)?|achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|"
@@ -288,7 +287,7 @@ def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity
     ranked = [q for q in found if re.search(r"(?i)\b(?:min|max|mean|median|avg|p\d\d)\W*$", q.label)]
     if len(ranked) == 1:
         more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
-    for q in (q for q in found if q.kind in _RATES):
+    for q in (q for q in found if q.kind in RATES):
         more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
     for of, m, at in more:
         if not any(q.start <= m.start(at) < q.end for q in found):

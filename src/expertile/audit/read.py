@@ -19,15 +19,8 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
 _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 _COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
 _POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
-_ENDS = {
-    "markdown": "md markdown",
-    "html": "html htm",
-    "csv": "csv tsv",
-    "json": "json jsonl ndjson ipynb",
-    "yaml": "yaml yml",
-    "log": "log out rst",
-}
-_KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
+_ENDS = "markdown md, html htm, csv tsv, json jsonl ndjson ipynb, yaml yml, log out rst"
+_KINDS = {end: ends.split()[0] for ends in _ENDS.split(", ") for end in ends.split()}
 _MARKDOWN = re.compile(
     r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
 )

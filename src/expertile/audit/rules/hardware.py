@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from expertile.audit.facts import facts
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 # "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
@@ -50,17 +49,8 @@ def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[flo
     return max(zip(map(peak, row.devices), slack, strict=True), key=lambda pair: pair[0] * pair[1])
 
 
-@lru_cache(maxsize=2)
-def _named_memories(report: Report) -> frozenset[float]:
-    lines = (r for r in report.lines_of_text if r.of("bandwidth") and re.search(r"(?i)ddr\d|hbm", r.text))
-    return frozenset(q.value.mid for r in lines for q in r.of("bandwidth") if NAMED.search(r.text[: q.start][-40:]))
-
-
 def memory_of(row: Row) -> float:
-    """Bytes/s of the one memory that the text names with its limit, else of the fastest; infinity where none is."""
-    named = _named_memories(row.report)
-    if len(named) == 1 and len(row.report.everything.of("devices")) < 2:
-        return next(iter(named))
+    """Bytes/s of the fastest memory; infinity where none is known."""
     return max((d.memory_bps or float("inf") for d in row.devices), default=float("inf"))
 
 

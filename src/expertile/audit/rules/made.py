@@ -17,10 +17,8 @@ from expertile.audit.report import Grid
 from expertile.audit.rules.hardware import peaks_of
 from expertile.audit.rules.terms import NO_RUN, combine, derived, law_of
 from expertile.audit.rules.work import ONE, PLAIN, Term, total_of, work_of
-from expertile.audit.units import UNTYPED, kind_of, powers_of, product, unit_of_name
+from expertile.audit.units import RATES, TYPED, UNTYPED, kind_of, powers_of, product, unit_of_name
 
-TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
-_RUN = TYPED[1:5]
 Cells = dict[int, Quantity]
 Terms = dict[int, Term]
 Counts = dict[str, dict[int, float]]
@@ -233,7 +231,7 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
         each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", f"{s.name} {grid.header[target]}")
         # The mean of so many calls is their total over the calls.
         calls = bool(kind == "time" and _AVERAGE.search(grid.header[target]) and _SUM.search(s.name))
-        may = _loose(kind) and not re.search(NO_RUN, s.name) and (s.kind != kind or (kind in _RUN and each) or calls)
+        may = _loose(kind) and not re.search(NO_RUN, s.name) and (s.kind != kind or (kind in RATES and each) or calls)
         for sign in (1, -1) if may and ("*" in kind or derived((kind, s.kind)) == kind) else ():
             # Tokens and requests are counts too: tokens/s are sequences at once over the time of a token.
             if _loose(kind) == _loose(product("ratio", s.kind, sign)):

@@ -24,6 +24,7 @@ from expertile.audit.rules.hardware import (
     peaks_of,
 )
 from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY, parameters
+from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
 
 # What a bandwidth is of.
@@ -58,7 +59,6 @@ _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
 _SEVERAL = re.compile(r"(?i)\b(?:peaks|limits|ceilings|peak rates)(?: \w+)? (?:are|of)\b")
-_KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
 _OF = re.compile(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
@@ -109,7 +109,7 @@ def limits(report: Report) -> Iterator[Finding]:
     """Every rate against the one limit of its part that is stated, or that the name of its link means."""
     stated: list[_Limit] = []
     for row in report.lines_of_text:
-        held = [(q, own_words(row, q)) for q in row.of(*_KINDS) if q.value.mid]
+        held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
         said = [
             bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or is_sheet(q))
             for q, own in held
@@ -126,7 +126,7 @@ def limits(report: Report) -> Iterator[Finding]:
     known = {id(limit.q) for limit in stated}
     for row in report.all_rows:
         yield from _bus(row)
-        for q in (*row.of(*_KINDS), *_crossed(row)):
+        for q in (*row.of(*RATES), *_crossed(row)):
             own = own_words(row, q)
             if row.kind == "table" and any(
                 re.search(r"(?i)\b(?:mean|avg|min|median)\b", x.label) for x in row.of(q.kind)
@@ -135,7 +135,7 @@ def limits(report: Report) -> Iterator[Finding]:
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
             if q.exact and q.value.mid and not other:
                 lines = len(report.lines)
-                reach = lines if lines < (60 if q.kind in _KINDS[:2] else 3) else 29 if q.kind in _KINDS[:2] else 1
+                reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
                 yield from _beyond(row, q, own, near)
 

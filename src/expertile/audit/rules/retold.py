@@ -13,9 +13,9 @@ from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
-from expertile.audit.rules.made import TYPED
-from expertile.audit.rules.told import APART, OUTCOME, TIMES, change_of, may_be, mid, not_made, words_near
+from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near
 from expertile.audit.rules.totals import MEAN, may_come_to
+from expertile.audit.units import RATES, TIMES, TYPED
 
 _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
@@ -30,7 +30,6 @@ _KEPT = re.compile(
     rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
     r"(?:keeps?|retains?|leaves)\W+$"
 )
-_RATES = ("rate", "bandwidth", "tokens_per_s", "items_per_s", "ratio")
 _GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
 _NAME = re.compile(
     r"(?i)\b(?!(?:is|are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}"
@@ -115,7 +114,7 @@ def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         times = float(DIGITS.get(m["b"].lower(), m["b"])) / float(DIGITS.get(m["a"].lower(), 1)) if m else 0.0
         rows = sorted((r for r in g.body if r.own.get("gpus")), key=lambda r: r.own["gpus"])
         more = [r for r in rows if r.own["gpus"] == times * rows[0].own["gpus"]]
-        columns = (c for c in g.columns(*_RATES) if more and rows[0].figure(c) and more[0].figure(c))
+        columns = (c for c in g.columns(*RATES) if more and rows[0].figure(c) and more[0].figure(c))
         gains = [more[0].figure(c).value / rows[0].figure(c).value for c in columns]  # type: ignore[union-attr]
         if gains and not any(q.value.meets(x * n, 0.015) for x in gains for n in (1.0, 1 / times)):
             low = min(gains, key=lambda x: x.mid).mid
@@ -134,7 +133,7 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)
-    elif q.kind not in TYPED[1:5] or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
+    elif q.kind not in RATES or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
         return
     elif 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi and not MEAN.search(row.text):
         message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
@@ -226,8 +225,10 @@ def _direction(row: Row) -> Iterator[Finding]:
 
 def _every(grid: Grid, row: Row) -> Iterator[Finding]:
     """ "Faster on every shape" beside a table of two columns with a row where it is not."""
-    for kind in (*TIMES, *_RATES, "number"):
-        pairs = _pairs(grid, kind)
+    for kind in (*TIMES, *RATES, "ratio", "number"):
+        both = grid.columns(kind)
+        rows = grid.body if len(both) == 2 else []
+        pairs = [(x, y) for r in rows if (x := r.figure(both[0])) and (y := r.figure(both[1]))]
         less = [(x, y) for x, y in pairs if x.value.hi < y.value.lo]
         more = [(x, y) for x, y in pairs if x.value.lo > y.value.hi]
         few = min(less, more, key=len)
@@ -242,12 +243,6 @@ def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]
     return [(g, held) for g, held in columns if len(held) > 2]
 
 
-def _pairs(grid: Grid, kind: str) -> list[tuple[Quantity, Quantity]]:
-    """The rows' figures of a kind that only two columns have."""
-    columns = grid.columns(kind) if len(grid.columns(kind)) == 2 else ()
-    return [(x, y) for r in grid.body if columns and (x := r.figure(columns[0])) and (y := r.figure(columns[1]))]
-
-
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """What is called the mean of a column, or the total of the one column of a table right above."""
     mean = MEAN.search(q.label[-40:].replace("_", " ")) and _OVER.search(row.text)
@@ -258,7 +253,9 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
     if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out
-        columns = [(g, held) for g, held in columns if _whole(g) and _names(row, g.header[held[0].column])]
+        heads = [{*_WORDS.findall(re.sub(r"\(.*?\)", "", g.header[of[0].column]).lower())} for g, of in columns]
+        text = {*_WORDS.findall(row.text.lower())}
+        columns = [c for c, head in zip(columns, heads, strict=True) if head <= text and _whole(c[0])]
     if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
         return
     made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total)]
@@ -275,16 +272,11 @@ def _whole(grid: Grid) -> bool:
     return any(0.99 < sum(q.value.mid for q in of) < 1.01 for of in shares if len(of) == len(grid.body))
 
 
-def _names(row: Row, header: str) -> bool:
-    """Whether a sentence has every word of a column's head."""
-    return {*_WORDS.findall(re.sub(r"\(.*?\)", "", header).lower())} <= {*_WORDS.findall(row.text.lower())}
-
-
 def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """The best row is said to be one that another of the same sizes beats."""
     before = row.text[max(0, q.start - 120) : q.start]
     low = q.kind in TIMES and _LEAST.search(before)
-    high = (q.kind in _RATES and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
+    high = (q.kind in (*RATES, "ratio") and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
     if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
         return
     for grid, held in _columns(q, grids):

@@ -14,8 +14,9 @@ from expertile.audit.interval import NUMBER, ODD, Interval, exact, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.made import TYPED, printed_as
+from expertile.audit.rules.made import printed_as
 from expertile.audit.rules.tables import wrong
+from expertile.audit.units import RATES, TIMES, TYPED
 
 _FROM = re.compile(
     r"(?i)\bfrom\b.*\bto\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
@@ -40,7 +41,6 @@ APART = re.compile(
     r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
-TIMES = ("time", "s_per_token", "s_per_item")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _POINTS = re.compile("points|pp$")
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
@@ -165,7 +165,7 @@ def change_of(row: Row, q: Quantity, sure: bool, last: int) -> str:
     by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-last:] + tail[:12])
     close = not sure or _LESS.search(head[-16:] + tail[:12])
     # "dropped by 60 %" is a change; "to 60 % of it" is a share. Throughput that "rose by 33 %" did not fall by it.
-    if _ROSE.search(head) and q.kind == "percent" and all(x.kind in TYPED[1:5] for x in row.of(*TYPED)):
+    if _ROSE.search(head) and q.kind == "percent" and all(x.kind in RATES for x in row.of(*TYPED)):
         return "gain"
     return "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
 

@@ -13,8 +13,7 @@ from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.made import TYPED
-from expertile.audit.units import unit_of_name
+from expertile.audit.units import RATES, TIMES, TYPED, unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
@@ -190,7 +189,7 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False
         # Of rates a high percentile may be a low one.
         least_most = not any(p or th for _, p, th, _, _ in ranks)
         bare = q.kind == "number" and sure and q.column > 0
-        timed = q.kind in ("time", "s_per_token", "s_per_item") or bare or (q.kind in TYPED[1:5] and least_most)
+        timed = q.kind in TIMES or bare or (q.kind in RATES and least_most)
         if sure_of and timed and len(ranks) + bool(mean) == 1:
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
