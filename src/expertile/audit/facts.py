@@ -77,7 +77,6 @@ _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
     r"rank|tokens|layers|elem|floats|matmul|gemm|\b(?:bs ?|tp[- ]?)\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
 )
-_LENGTHS = re.compile(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new")
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
@@ -179,7 +178,7 @@ def facts(text: str) -> Facts:
             for name in re.findall(r"[mnk]", m["names"].lower()):
                 stated.setdefault(name, []).append(_int(m["v"]))
         worded = bool(_WORDED.search(text))
-        lengths = _LENGTHS.search(text)
+        lengths = re.search(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new", text)
         for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
             for name, pattern in forms.items() if may_be else ():
                 if name in ("in_len", "out_len") and not lengths:

@@ -8,7 +8,6 @@ from expertile.audit.blocks import Block, Line, Table, split_code, table_of
 _SILENT = re.compile(r"(?is)<!--.*?-->|<(script|style|svg|noscript)\b.*?</\1\s*>")
 _PART = re.compile(r"(?is)(<table\b.*?</table\s*>|<pre\b.*?</pre\s*>|<h[1-6]\b.*?</h[1-6]\s*>)")
 _BREAK = re.compile(r"(?i)(</?(?:p|div|ul|ol|li|dt|dd|section|blockquote|summary|figcaption|caption|tr)\b[^>]*>)")
-_ROW = re.compile(r"(?i)<tr\b[^>]*>")
 _CELL = re.compile(r"(?is)<t([hd])\b([^>]*)>(.*?)(?=<t[hdr]\b|</t[hdr]|</table|</tbody|</thead|$)")
 _TAG = re.compile(r"(?s)</?[a-zA-Z!][^>]*>")
 
@@ -57,7 +56,7 @@ def _texts(part: str, numbers: list[int], blocks: list[Block]) -> None:
 
 
 def _table(text: str, numbers: list[int]) -> Table | None:
-    starts = [m.end() for m in _ROW.finditer(text)]
+    starts = [m.end() for m in re.finditer(r"(?i)<tr\b[^>]*>", text)]
     grid: dict[tuple[int, int], str] = {}
     heads = 0  # rows of heads only
     for r, (start, end) in enumerate(zip(starts, [*starts[1:], len(text)], strict=True)):

@@ -73,7 +73,6 @@ _TRAILING_KEY = re.compile(
     r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|"
     r"(?P<rate>\b[A-Za-z]+/s(?:ec)?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
 )
-_GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
 _THINGS_OF = re.compile(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
@@ -206,7 +205,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
-        by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
+        by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and re.search(r"(?i)speed-?[ _]?up", name) else None)
         if priced and not (by_key and by_key.kind.startswith("$/")):  # "€2.40 per GPU-hour", "€9,523"
             unit, length = match_unit("USD" + text[m.end() : m.end() + 40]) or (NO_UNIT, 3)
             own = unit, m.end() + length - 3

@@ -16,7 +16,6 @@ from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
 
 _ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
-_MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
 _COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
@@ -26,7 +25,6 @@ _SUMMARY = re.compile(
 _SENTENCE = re.compile(
     r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
 )
-_STOP = re.compile(r"[\w%)]{2}\. [A-Z][a-z]+ ")
 
 
 @dataclass(frozen=True)
@@ -346,7 +344,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     for at, (number, raw) in enumerate(table.rows):
         row = Row("table", number, "", [], index)
         cells = [clean(c) for c in raw]
-        measure = _MEASURED_BY.search(cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+        measure = re.search(r"[)\]]\s*$|_[a-z]{2,}$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
         by_row = unit_of_name(cells[0]) if measure and not quantities(cells[0], number) else None
         for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
             size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
@@ -379,7 +377,7 @@ def _lines(index: int, block: Block) -> list[Row]:
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         if block.kind == "code":  # a paragraph in one line, as in LaTeX
-            long = [len(text) > 90 and bool(_STOP.search(text)) for _, text in cleaned]
+            long = [len(text) > 90 and bool(re.search(r"[\w%)]{2}\. [A-Z][a-z]+ ", text)) for _, text in cleaned]
             parts = [_SENTENCE.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
             cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]

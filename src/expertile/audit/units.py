@@ -137,7 +137,6 @@ _MEANT = tuple(
     )
 )
 # A share without a sign: "mfu: 0.42".
-_OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
 
 
 @lru_cache(maxsize=256)
@@ -268,7 +267,7 @@ def unit_of_name(name: str) -> Unit | None:
         return found[0] if found and found[0].kind != "money" else None
     if meant := next((m.expand(unit) for form, unit in _MEANT if (m := form.match(spaced))), ""):
         return (match_unit(meant) or (None,))[0]
-    if _OF_ONE.search(spaced):
+    if re.search(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b", spaced):
         return Unit("percent", 1.0, 1.0)
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least

@@ -44,9 +44,7 @@ _WHOLE = re.compile(
 _TRAFFIC = re.compile(
     r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
 )
-_COPIES = re.compile(r"(?i)memcpy|d2d|\bcopy\b|\btriad\b")
 _EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
-_ONE_PASS = re.compile(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b")
 _SWEEP = re.compile(
     r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
     r"relu|gelu|sweep|saxpy|scale\b"
@@ -195,7 +193,7 @@ def _moved(row: Row) -> Iterator[Demand]:
     told = [(q, f"{q.label[-24:]} {q.after[:16]}") for q in row.of("bytes") if q.exact]
     ends = [(q, words) for q, words in told if re.search(r"(?i)\b(?:reads?|writ\w+)\W*(?:and )?$", q.label[-16:])]
     told = ends if len(ends) == 2 else told
-    only = len(told) == 1 and _COPIES.search(f"{row.lead} {row.headings}")
+    only = len(told) == 1 and re.search(r"(?i)memcpy|d2d|\bcopy\b|\btriad\b", f"{row.lead} {row.headings}")
     moved = [q for q, words in told if named or only or _TRAFFIC.search(words)]
     if moved and times and (named or len(times) == 1):
         t, count = max(times, key=lambda t: t.value.hi), 1.0 if named else max(gpu_counts(row))
@@ -222,7 +220,7 @@ def _swept(row: Row) -> Iterator[Demand]:
     size = long if long and long.value > 1e6 else size
     n = size.value if size and size.near else math.prod(shape) if shape else 0
     if n * nbytes > 4 * max(d.l2_bytes for d in row.devices) and not re.search(r"gemm|matmul|conv", words):
-        passes = 1 if _ONE_PASS.search(words) and not shape else 2
+        passes = 1 if re.search(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b", words) and not shape else 2
         text, lines = f"{passes} · {n:.0f} {formats[0]} elements", (size.line,) if size else ()
         for q in (q for q in row.of("time", "s_per_item") if q.exact and q.value.mid and not _NO_RUN.search(q.words)):
             moved, what = exact(passes * nbytes * n) / q.value, f"{text} in {q.text}"

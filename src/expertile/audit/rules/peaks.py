@@ -58,7 +58,6 @@ _PCIE = re.compile(
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
-_SEVERAL = re.compile(r"(?i)\b(?:peaks|limits|ceilings|peak rates)(?: \w+)? (?:are|of)\b")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
 _OF = re.compile(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
@@ -114,8 +113,6 @@ def limits(report: Report) -> Iterator[Finding]:
             bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or is_sheet(q))
             for q, own in held
         ]
-        if any(said) and _SEVERAL.search(row.text):  # "the peaks are 165 and 330 TFLOPS"
-            said = [told or q.kind == held[said.index(True)][0].kind for told, (q, _) in zip(said, held, strict=True)]
         for (q, own), told in zip(held, said, strict=True):
             if (told or (any(said) and _ways(own) and not MEASURED.search(row.text))) and "spars" not in own:
                 part = "/".join(facts(own).of("formats"))

@@ -42,7 +42,6 @@ APART = re.compile(
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
-_POINTS = re.compile("points|pp$")
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
 _MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
 _SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
@@ -93,7 +92,7 @@ def ratios(report: Report) -> Iterator[Finding]:
     for whole in report.rows:
         said = [q for q in map(_at_least, whole.of("ratio", "percent")) if q.exact and mid(q)]
         said = [q for q in said if not _NO_RATIO.search(q.words) or re.search(r"(?i)\b(?:sav|cut)\w*\W*$", q.label)]
-        said = [q for q in said if not _POINTS.search(q.text)]
+        said = [q for q in said if not re.search("points|pp$", q.text)]
         if whole.kind != "line":
             yield from _of_record(whole, said)
         elif whole.of("ratio", "percent"):

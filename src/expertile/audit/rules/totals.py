@@ -30,7 +30,6 @@ _RANK = re.compile(
     r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
     r"(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
-_AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
 # An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
 _AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 _WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
@@ -184,7 +183,7 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False
         plain = re.sub(r"[_/]", " ", label.lower())
         if re.search(r"\b(?:min|max)\w* (?:test )?duration", plain):
             continue  # a setting
-        ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-40:])
+        ranks, mean = _RANK.findall(plain[-40:]), re.search(r"\b(?:avg|average|mean)\b", plain[-40:])
         sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
         # Of rates a high percentile may be a low one.
         least_most = not any(p or th for _, p, th, _, _ in ranks)

@@ -17,7 +17,6 @@ _NOT_GEMM = re.compile(
 _SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
 _OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
 _ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
-_BACKWARD = re.compile(r"\bbwd\b|backward|fwd ?\+ ?bwd|training")
 _FULL = re.compile(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
 # Multiply-adds as one, 2^30 for 10^9, several passes; backward passes and masks.
 PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
@@ -177,7 +176,7 @@ def product_of(sizes: list[Size], also: tuple[float, ...] = (1.0,), named: bool 
 
 def conventions(words: str, counts: tuple[float, ...], causal: bool = False) -> tuple[float, ...]:
     """Factors by which a report may count work otherwise, every product of a batch among them."""
-    base = (*PLAIN, *(CAUSAL if causal or _BACKWARD.search(words) else ()))
+    base = (*PLAIN, *(CAUSAL if causal or re.search(r"\bbwd\b|backward|fwd ?\+ ?bwd|training", words) else ()))
     counts = (*counts, *((2.0, 3.0, 4.0, 8.0, 16.0, 32.0) if _SEVERAL.search(words) else ()))
     products = [1.0, *counts, *(a * b for i, a in enumerate(counts) for b in counts[i + 1 :])]
     return tuple(dict.fromkeys(b * p for b in base for p in products))
