@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import RATES, match_unit, unit_of_name
+from expertile.audit.units import RATES, Unit, match_unit, unit_of_name
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
@@ -34,7 +34,8 @@ _ALL_IN = re.compile(
 )
 _NO_MEASURE = re.compile(
     r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
-    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change)\b"
+    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
+    r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"
 )
 
 
@@ -329,19 +330,21 @@ def turned(table: Table) -> Table | None:
 
 
 def with_units(blocks: list[Block], text: str) -> list[Block]:
-    """The blocks with the one unit that the text states for all figures, in the heads of columns that have none."""
-    found = [(u, text[m.end() :]) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    units = {unit: behind[:length] for (unit, length), behind in found if unit.kind in ("time", *RATES)}
+    """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
+    found = [(u, m) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
+    told = [(u, text[m.end() :][:n], text.count("\n", 0, m.end())) for (u, n), m in found if u.kind in ("time", *RATES)]
+    reach = 40 if text.count("\n") > 80 else 80
+    units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
+    return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]
+
+
+def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
     if len(units) != 1:
-        return blocks
+        return table
     ((unit, name),) = units.items()
-    return [replace(b, table=_with_unit(b.table, unit.kind, name)) if b.table else b for b in blocks]
-
-
-def _with_unit(table: Table, kind: str, name: str) -> Table:
     known = [unit_of_name(clean(h)) for h in table.header]
     header = list(table.header)
-    for c, h in enumerate(header if not any(u and u.kind == kind for u in known) else ()):
+    for c, h in enumerate(header if not any(u and u.kind == unit.kind for u in known) else ()):
         cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
         decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
         if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):

@@ -156,14 +156,17 @@ def equal_work(report: Report) -> Iterator[Finding]:
 def unequal_work(report: Report) -> Iterator[Finding]:
     """A speed-up of two times, of which the shorter is of less work: it asks."""
     for i, row in enumerate(report.rows):
-        said = [q for q in row.of("ratio") if q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])]
+        said = [
+            q
+            for q in row.of("ratio")
+            if q.exact and q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])
+        ]
         near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 3 and r.kind == row.kind == "line"]
         text = "\n".join(r.text for r in (*near, row))
         if len(said) != 1 or _MEANT.search(text):
             continue
-        runs = [
-            (t, r.bare | r.own) for g in report.grids for r in g.body if (t := r.only("time") or r.only("s_per_item"))
-        ]
+        body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
+        runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
         runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
         found = (f for pair in itertools.combinations(runs, 2) for f in _unequal(said[0], (), *pair))
         yield from itertools.islice(found, 1)

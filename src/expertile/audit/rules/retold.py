@@ -26,6 +26,7 @@ _EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previou
 _CALLS = re.compile(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
+_SO = re.compile(r"(?i)\d(?: times| calls| launches| layers|-layer)\b.*(?:\b(?:so|thus|hence|which|i\.e|makes?)\b|=|→)")
 _KEPT = re.compile(
     rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
     r"(?:keeps?|retains?|leaves)\W+$"
@@ -98,7 +99,7 @@ def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "It is called 24 times, so 9.6 ms in all": a power of ten off so many times a row's time."""
     q, counts = row.only("time"), {float(n) for n in _CALLS.findall(row.text)}
     cells = [c for g in grids for r in g.body for c in r.of("time") if c.value.mid] if q and len(counts) == 1 else []
-    made = [(c.value * n, c) for c in cells for n in counts]
+    made = [(c.value * n, c) for c in cells for n in counts if q and _SO.search(row.text[: q.start])]
     steps = (10.0, 100.0, 1000.0, 0.1, 0.01, 0.001)
     off = [(m, c) for m, c in made for k in steps if q and (m * k).meets(q.value, 0.003)]
     if q and off and not any(m.meets(q.value, 0.03) for m, _ in made):
