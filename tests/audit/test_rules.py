@@ -539,6 +539,9 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "wall clock 20.0 h\n8 GPUs, 2.00 USD per GPU hour\nGPU bill 320.00 USD\nsupport 31.00 USD\ntotal 351.00 USD\n",
         "Buckets between 40 and 400 MB made no difference. Turning one NIC off cost another 4 %.",
         "micro_batch: 4\nstep_time_s: 2.90\nforward_backward_s: 2.61\n",
+        # The rate is of one of several times.
+        "```\nwork: 16384 x 2 x 3 x 1024 x 2816 = 0.2834 TFLOP\nrouter gemm   0.031 ms\nup gemm       0.250 ms\n"
+        "down gemm     0.110 ms\ngemm rate     787 TFLOP/s\n```\n",
         # Weights that do not fit.
         "The 66B model in FP16 does not fit on one A100 80GB.",
         # The column beside is a part of the whole.

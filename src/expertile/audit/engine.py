@@ -12,7 +12,15 @@ from expertile.device import Device
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
     *(solve.rows, solve.counted, solve.spent, solve.of_one, told.ratios, retold.retold, retold.twins),
-    *(totals.totals, totals.orders, equations.equations, claims.compression, claims.equal_work, claims.unequal_work),
+    *(
+        totals.totals,
+        totals.phases,
+        totals.orders,
+        equations.equations,
+        claims.compression,
+        claims.equal_work,
+        claims.unequal_work,
+    ),
     *(claims.ranges, claims.failed_checks, claims.fits, claims.attention_share, totals.shared),
 )
 _HEDGED = re.compile(

@@ -119,6 +119,8 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
         key, of_c = frozenset((x, y, c)), [ONE] if c == "ratio" and sign > 0 else pool.get(c)
         borrowed = key & lent.keys()
         own = len(borrowed) < 2 or (most == 2 >= len(borrowed) and derived((x, y, c)) not in borrowed)
+        # Beside other times a rate of another line is of one of them.
+        own &= derived((x, y, c)) not in borrowed or not any(len(around.get(k, ())) > 1 for k in key - borrowed)
         if of_c and own and key not in seen:
             seen.add(key)
             some = (pool[x], pool[y], of_c) if sign > 0 else (pool[y], of_c, pool[x])

@@ -17,6 +17,10 @@ from expertile.audit.units import RATES, TIMES, TYPED, unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
+_BROKEN_DOWN = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
+_OF_ALL = re.compile(
+    r"(?i)^\W*(?:whole |full )?(?:layer|step|iteration|pass|run|pipeline|forward|e2e)(?: time| latency)?\W*$"
+)
 _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
@@ -72,10 +76,22 @@ def totals(report: Report) -> Iterator[Finding]:
         yield from _added(row.quantities)
 
 
+def phases(report: Report) -> Iterator[Finding]:
+    """Times below the word breakdown, and the one of the whole that stands behind them in their block."""
+    lines = report.lines_of_text
+    for i, row in enumerate(lines):
+        if _BROKEN_DOWN.search(row.text) and not row.of("time"):
+            below = [r for r in lines[i + 1 : i + 30] if r.block == row.block]
+            parts = [t for r in itertools.takewhile(lambda r: r.only("time"), below) for t in r.of("time")]
+            whole = [t for r in below[len(parts) :] for t in r.of("time") if _OF_ALL.search(t.label)]
+            if len(parts) > 2 and len(whole) == 1 and whole[0].exact:
+                yield from _made_of(whole[0], parts, True, False)
+
+
 def _added(figures: list[Quantity]) -> Iterator[Finding]:
     """The total of a record or of lines with one figure each: three or more others make it."""
     named = [(q, q.label.replace("_", " ")) for q in figures if q.kind in ("time", "bytes", "money", "energy")]
-    totals = [q for q, label in named if _TOTAL.search(label)]
+    totals = [q for q, label in named if _TOTAL.search(re.sub(r"\(.*?\)", "", label))]
     parts = [q for q, label in named if totals and q.kind == totals[0].kind and q is not totals[0]]
     other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact and q.value.mid for q, _ in named)
     if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
