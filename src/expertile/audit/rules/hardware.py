@@ -16,21 +16,11 @@ _LIMIT = re.compile(
     r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
-# What calls a figure a peak, and a percentage one of a peak.
-PEAK = re.compile(
-    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
-)
+# What calls a percentage one of a peak.
 SHARE = re.compile(
     r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
 )
-# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
-NAMED = re.compile(
-    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
-    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
-)
-MEASURED = re.compile(
-    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"
-)
+SHOWN = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b")
 
 
 def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[float, float]:
@@ -78,7 +68,7 @@ def own_words(row: Row, q: Quantity) -> str:
 
 def is_limit(own: str) -> bool:
     # "1.73 TB/s of 2.04 TB/s"
-    return bool(_LIMIT.search(own)) and not (MEASURED.search(own) or own.endswith(" of "))
+    return bool(_LIMIT.search(own)) and not (SHOWN.search(own) or own.endswith(" of "))
 
 
 def on_sheet(row: Row, q: Quantity) -> bool:
@@ -93,12 +83,6 @@ def on_sheet(row: Row, q: Quantity) -> bool:
         row.kind == "line" and is_limit(own_words(row, q))
     )
     return bool(told) or any(x and q.plain.meets(x, 0.005) for x in sheet)
-
-
-def is_sheet(q: Quantity) -> bool:
-    """Whether a figure that names its GPU just before it is that GPU's peak."""
-    devices = facts(q.label).of("devices")
-    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
 
 
 def gpu_counts(row: Row) -> tuple[float, ...]:

@@ -10,23 +10,20 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import (
-    MEASURED,
-    NAMED,
-    PEAK,
-    SHARE,
-    formats_of,
-    gpu_counts,
-    is_limit,
-    is_sheet,
-    on_sheet,
-    own_words,
-    peaks_of,
-)
+from expertile.audit.rules.hardware import SHARE, SHOWN, formats_of, gpu_counts, is_limit, on_sheet, own_words, peaks_of
 from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY, parameters
 from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
 
+# What calls a figure a peak.
+PEAK = re.compile(
+    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
+)
+# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
+NAMED = re.compile(
+    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
+    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
+)
 # What a bandwidth is of.
 _PARTS = {
     "L2": r"\bl2\b",
@@ -110,11 +107,11 @@ def limits(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
         said = [
-            bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or is_sheet(q))
+            bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or _is_sheet(q))
             for q, own in held
         ]
         for (q, own), told in zip(held, said, strict=True):
-            if (told or (any(said) and _ways(own) and not MEASURED.search(row.text))) and "spars" not in own:
+            if (told or (any(said) and _ways(own) and not SHOWN.search(row.text))) and "spars" not in own:
                 part = "/".join(facts(own).of("formats"))
                 part = part if q.kind == "rate" else _part(own) or _part(row.text) or _part_of(row, q, own)
                 many = _LINKS_OF.search(own[: own.find(q.text)])
@@ -243,6 +240,12 @@ def shares(report: Report) -> Iterator[Finding]:
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
     for row in rows:
         yield from _mfu(row)
+
+
+def _is_sheet(q: Quantity) -> bool:
+    """Whether a figure that names its GPU just before it is that GPU's peak."""
+    devices = facts(q.label).of("devices")
+    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
 
 
 def _is_peak(row: Row, q: Quantity) -> bool:

@@ -6,25 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from expertile.audit.facts import BITS, facts
+from expertile.audit.facts import BITS, DIGITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
-from expertile.audit.rules.terms import (
-    COLLECTIVE,
-    GIB,
-    SINGLE,
-    WRITTEN,
-    Law,
-    combine,
-    derived,
-    law_of,
-    multiples,
-    parameters,
-    terms,
-)
+from expertile.audit.rules.terms import COMMS, GIB, SINGLE, WRITTEN, Law, combine, derived, law_of, parameters, terms
 from expertile.audit.rules.work import ONE, Term, total_of
 from expertile.audit.units import UNTYPED, product
 
@@ -64,7 +52,7 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         close = all(b.start - a.end < 40 for a, b in itertools.pairwise(held))
         return close and all(t.figure or t is ONE for t in combo)
     written = held[-1].kind == "bandwidth" and WRITTEN.search(row.text[: held[-1].start])
-    if re.search(COLLECTIVE, f"{row.lead} {row.headings}"):
+    if re.search(COMMS, f"{row.lead} {row.headings}"):
         return False
     return len(held) == 3 and bool(_ONE_WAY.search(row.said or row.text) or written)
 
@@ -159,6 +147,17 @@ def _around(row: Row) -> list[Term]:
     return near + [*prices.values()] * (len(prices) == 1)
 
 
+def _multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "concurrency")) -> tuple[float, ...]:
+    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
+    of = row.report.everything.of
+    named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
+    several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
+    beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
+    beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
+    counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
+    return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
+
+
 def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     """a × b = c, of every a, b and c in the row."""
     law, held = law_of(*(some[0].kind for some in given)), tuple([*some] for some in given)
@@ -188,7 +187,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(said))
     also = GIB if law.rule == "bandwidth" and one_way else law.also
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
-    counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
+    counts = _multiples(row, ("batch", "concurrency")) if each else _multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     if not row.facts.of("gpus"):  # any number of them that the report has
         gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]

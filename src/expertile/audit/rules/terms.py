@@ -4,13 +4,11 @@ Any three kinds whose units balance make a law (tokens/s × s = tokens, J/token 
 LAWS says more of some of them.
 """
 
-import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
-from expertile.audit.facts import BITS, DIGITS
+from expertile.audit.facts import BITS
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Row
@@ -31,7 +29,7 @@ _SHARED = (
     r"(?i)(?<!single[ -])(?<!one[ -])users?\b|concurren|total|clients|parallel|"
     r"\beach(?! (?:stream|user|request|client))"
 )
-COLLECTIVE = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
+COMMS = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
 ONE_WAY = re.compile(
@@ -94,7 +92,7 @@ class Law:
 
 LAWS = (
     Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
-    Law("bandwidth", "bandwidth time bytes", (*GIB, *_PASSES), unless=COLLECTIVE, sure="moved"),
+    Law("bandwidth", "bandwidth time bytes", (*GIB, *_PASSES), unless=COMMS, sure="moved"),
     Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="near"),
     Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
@@ -131,17 +129,6 @@ def combine(a: Term, b: Term, sign: int) -> Term:
 def derived(kinds: tuple[str, ...]) -> str:
     """The kind of the figure that a law makes of the others."""
     return min(kinds, key=lambda k: _DERIVED.index(k) if k in _DERIVED else 50 if "/" in k else 99)
-
-
-def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "concurrency")) -> tuple[float, ...]:
-    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
-    of = row.report.everything.of
-    named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
-    several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
-    beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
-    beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
-    counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
-    return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
 
 
 @lru_cache(maxsize=1 << 14)
