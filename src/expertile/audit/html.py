@@ -65,7 +65,8 @@ def _table(text: str, numbers: list[int]) -> Table | None:
         for _, given, inner in cells:
             while (r, column) in grid:
                 column += 1
-            wide, high = (_span(given, name) for name in ("colspan", "rowspan"))
+            spans = (re.search(rf"(?i){way}span\s*=\s*[\"']?(\d+)", given) for way in ("col", "row"))
+            wide, high = (min(max(int(m[1]), 1), 50) if m else 1 for m in spans)
             plain = " ".join(unescape(_TAG.sub(" " if "<br" in inner else "", inner)).split())
             grid |= {(r + down, column + right): plain for down in range(high) for right in range(wide)}
     if len(starts) < 2 or not grid:
@@ -77,8 +78,3 @@ def _table(text: str, numbers: list[int]) -> Table | None:
     names = [" ".join(dict.fromkeys(filter(None, (grid.get((r, c)) for r in range(heads))))) for c in columns]
     body = [(lines[r], [grid.get((r, c), "") for c in columns]) for r in range(heads, len(starts))]
     return table_of(names, body, lines[0])
-
-
-def _span(given: str, name: str) -> int:
-    m = re.search(rf"(?i){name}\s*=\s*[\"']?(\d+)", given)
-    return min(max(int(m[1]), 1), 50) if m else 1

@@ -34,19 +34,15 @@ def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
-    text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text)))
+    text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
+    # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.
+    if len(_COMMA.findall(text)) > 2 and not _POINT.search(text):
+        text = _COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
             return _FOREIGN.sub(lambda m, c=charset: _decoded(m[0], c), text)  # type: ignore[misc]
     return text
-
-
-def _with_points(text: str) -> str:
-    """German and French decimals ("3,1 s", "1.234,5") as English ones, where the text has no other."""
-    if len(_COMMA.findall(text)) < 3 or _POINT.search(text):
-        return text
-    return _COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
 
 
 def _decoded(run: str, charset: str) -> str:

@@ -125,19 +125,15 @@ def _stated(row: Row) -> Iterator[Demand]:
         yield Demand(q, "rate", q.value, q.text, "peak", ask, certain, formats, n, sparse=report.sparse)
 
 
-def _bytes_near(row: Row) -> list[Quantity]:
-    """The bytes that the row's block or the text right above it states."""
-    blocks = row.report.blocks
-    above = next((b for b in range(row.block - 1, -1, -1) if blocks[b].kind != "heading"), row.block)
-    return [q for r in row.report.lines_of_text if r.block in (row.block, above) for q in r.of("bytes")]
-
-
 def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Demand]:
     text = f"{q.words} {row.text.lower()}"
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     # "… at 5.9 TB/s from HBM" says it of the figure itself; so many bytes fit in no cache.
     said = _OF_DRAM.search(q.words)
-    moved = row.of("bytes") or _bytes_near(row)
+    blocks = row.report.blocks  # what the row's block or the text right above it states
+    above = next((b for b in range(row.block - 1, -1, -1) if blocks[b].kind != "heading"), row.block)
+    near = [b for r in row.report.lines_of_text if r.block in (row.block, above) for b in r.of("bytes")]
+    moved = row.of("bytes") or near
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
     other = not said and _CACHED.search(_BOARD.sub("", f"{text} {row.headings}"))
     sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))

@@ -62,17 +62,18 @@ def _conv(n: float, c: float, h: float, w: float, k: float, r: float, s: float, 
     return 2 * n * k * c * r * s * p * q
 
 
-def _fft(length: float, batch: float) -> float:
-    return 5 * batch * length * math.log2(max(length, 2))
-
-
 # A size in square brackets may be missing; then it is the number behind the sign.
 FORMULAS = (
     Formula(
         "", "n|batch c|cin|in_channels h w k|cout|out_channels r s [stride=1] [pad|padding=-1]", _conv, "2·NKCRSPQ"
     ),
     Formula(r"hpl|linpack|\blu\b", "n", lambda n: 2 / 3 * n**3 + 2 * n**2, "2/3·{:.0f}³"),
-    Formula(r"fft|\bc2c\b", "length|n|size|nx|points [batch|batches=1]", _fft, "5·{:.0f}·log2·{:.0f}"),
+    Formula(
+        r"fft|\bc2c\b",
+        "length|n|size|nx|points [batch|batches=1]",
+        lambda n, b: 5 * b * n * math.log2(max(n, 2)),
+        "5·{:.0f}·log2·{:.0f}",
+    ),
     Formula(r"cholesky|potrf", "n", lambda n: n**3 / 3, "{:.0f}³/3"),
     Formula(r"gemv|matvec", "m|rows n|cols|columns", lambda m, n: 2 * m * n, "2·{:.0f}·{:.0f}"),
     Formula(r"spmv|sparse", "nnz|nonzeros|non-zeros", lambda nnz: 2 * nnz, "2·{:.0f}"),
