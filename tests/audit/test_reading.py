@@ -233,7 +233,10 @@ def test_a_json_file_that_is_none_is_refused(text):
         audit_text(text, "x.json")
 
 
-@pytest.mark.parametrize(("text", "count"), [("Llama 70B, TP4, vLLM", (4,)), ("TP99 20 ms, TP50 12 ms", ())])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("Llama 70B, TP4, vLLM", (4,)), ("TP99 20 ms, TP50 12 ms", ()), ("nodes: 6\n  gpus_per_node: 8\n", (48,))],
+)
 def test_tensor_parallelism_is_a_count_of_gpus_and_a_percentile_none(text, count):
     assert facts(text).of("gpus") == count
 

@@ -86,7 +86,7 @@ _SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
 )
 _NODES = re.compile(
     r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having)|"
-    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b"
+    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b|\bnodes\W+(\d{1,4})\s+gpus[ _]per[ _]node\W+(\d{1,2})\b"
 )
 _CUBE = re.compile(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
@@ -186,7 +186,8 @@ def facts(text: str) -> Facts:
                 values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
-        stated.setdefault("gpus", []).append(_int(m[1]) * _int(m[2]))
+        nodes, each = filter(None, m.groups())
+        stated.setdefault("gpus", []).append(_int(nodes) * _int(each))
     # "1,024" is one number; a product counts from 2 on.
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]

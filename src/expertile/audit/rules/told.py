@@ -216,8 +216,13 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
             x, y = several[-1][-2:]
             gain, made = max(mid(q), 1 / mid(q)), max(mid(x) / mid(y), mid(y) / mid(x))
-            if exact(gain).meets(made, 30.0):  # else of other figures
-                yield not_made(q, [x, y], sure and not far and len(follow) == len(said) - 1)
+            certain = sure and not far and len(follow) == len(said) - 1
+            # The two of another paragraph may be meant: "the new one takes a quarter less, and both went from … to …".
+            blocks = itertools.groupby(row.report.lines_of_text, lambda r: r.block)
+            pairs = ([v for r in rows for v in r.of(x.kind) if mid(v)] for _, rows in blocks)
+            other = not certain and any(len(pair) == 2 and _either(q, *pair, change) for pair in pairs)
+            if exact(gain).meets(made, 30.0) and not other:
+                yield not_made(q, [x, y], certain)
 
 
 def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:

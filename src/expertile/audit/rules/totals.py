@@ -40,7 +40,8 @@ _WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "
 _N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
 # "32 concurrent users", "the 32-GPU job", "the eight of them"
 _COUNTED = re.compile(
-    rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>[a-z]{{3,}}s)|of them))\b(?! ?/)"
+    rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>(?!hours|minutes|days)[a-z]{{3,}}s)|"
+    r"of them))\b(?! ?/)"
 )
 _EACH = re.compile(
     r"(?i)(?:/ ?|\b(?:per[ -]|(?:for )?(?:each|every) |(?:each|every one) of (?:the|our|these) |and |an? |one ))"
