@@ -218,9 +218,11 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             gain, made = max(mid(q), 1 / mid(q)), max(mid(x) / mid(y), mid(y) / mid(x))
             certain = sure and not far and len(follow) == len(said) - 1
             # The two of another paragraph may be meant: "the new one takes a quarter less, and both went from … to …".
-            blocks = itertools.groupby(row.report.lines_of_text, lambda r: r.block)
+            blocks = itertools.groupby(
+                (r for r in row.report.lines_of_text if 0 < row.line - r.line < 30), lambda r: r.block
+            )
             pairs = ([v for r in rows for v in r.of(x.kind) if mid(v)] for _, rows in blocks)
-            other = not certain and any(len(pair) == 2 and _either(q, *pair, change) for pair in pairs)
+            other = not certain and any(len(pair) == 2 and _either(q, pair[0], pair[1], change) for pair in pairs)
             if exact(gain).meets(made, 30.0) and not other:
                 yield not_made(q, [x, y], certain)
 
