@@ -233,6 +233,22 @@ def test_a_json_file_that_is_none_is_refused(text):
         audit_text(text, "x.json")
 
 
-@pytest.mark.parametrize(("text", "count"), [("Llama 70B, TP4, vLLM", (4,)), ("TP99 20 ms, TP50 12 ms", ())])
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("Llama 70B, TP4, vLLM", (4,)), ("TP99 20 ms, TP50 12 ms", ()), ("nodes: 6\n  gpus_per_node: 8\n", (48,))],
+)
 def test_tensor_parallelism_is_a_count_of_gpus_and_a_percentile_none(text, count):
     assert facts(text).of("gpus") == count
+
+
+@pytest.mark.parametrize(
+    ("above", "kind"),
+    [
+        ("All times are in ms.", "time"),
+        ("All times are in ms, rates in GB/s.", "number"),  # which of them?
+        ("All times are in ms." + 60 * "\n\nx", "number"),  # of other tables
+    ],
+)
+def test_one_unit_of_all_figures_is_that_of_the_tables_near_it(above, kind):
+    report = Report(f"{above}\n\n| op | a | b |\n|-|-|-|\n| x | 1.5 | 2.5 |\n| y | 3.5 | 4.5 |\n", "x.md")
+    assert {q.kind for row in report.grids[0].rows for q in row.quantities} == {kind}

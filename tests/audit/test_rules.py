@@ -518,6 +518,37 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         # The text below says that a step makes several tokens.
         "| prompt tokens | ITL (ms) |\n|-|-|\n| 128 | 6.1 |\n\n"
         "Llama-3.1-8B in BF16 (16.1 GB), A100-SXM4-80GB, batch size 1, with EAGLE drafts.",
+        # Full duplex: both directions together.
+        "pinned copies, gen4 x16 is 31.5 GB/s per direction\nup and down at once 48.9 GB/s summed (24.1 and 24.8)\n",
+        # Master weights and moments are no other format of the weights.
+        "The fp16 weights take 26.0 GB; with fp32 master weights and Adam it is 208 GB.",
+        # A bound is no measurement, nor is what a brochure says.
+        "Reading 1.41 GB on the H200 can never be faster than 294 microseconds. We measured 402, thus 3.51 TB/s.",
+        "It is 41.0 % if one divides by the 900 GB/s of the brochure, or 82.0 % of the 450 GB/s per direction.",
+        # Somebody's bill beside the GPUs'.
+        "wall clock 20.0 h\n8 GPUs, 2.00 USD per GPU hour\nGPU bill 320.00 USD\nstorage 41.30 USD\n",
+        # A utilisation is of a peak, not of the table; a launch is a part of the row's time.
+        "| nodes | GPUs | tok/s/GPU |\n|-|-|-|\n| 2 | 16 | 1012 |\n| 8 | 64 | 980 |\n| 16 | 128 | 911 |\n\n"
+        "Model utilisation is 41.2 % on 2 nodes. It is only 37.1 % on 16.",
+        "| n | us |\n|-|-|\n| 128 | 14.7 |\n| 256 | 21.0 |\n| 512 | 60.1 |\n\n"
+        "At n=128 the launch (9 us) is most of the 14.7 us.",
+        # Of several rates one is the bytes' in their time; a node is of eight GPUs, not of the four above.
+        "NVLink is 900 GB/s per GPU (both ways), the NVMe does about 20 GB/s, so that the 300 GB are loaded in 15 s.",
+        "8 x H100 a node.\n\n- four GPUs are the least\n\nPrices: 2.00 USD per GPU hour, thus 16.00 USD per hour.",
+        # The total has more than the GPUs in it, a range is no pair, a step no sample.
+        "wall clock 20.0 h\n8 GPUs, 2.00 USD per GPU hour\nGPU bill 320.00 USD\nsupport 31.00 USD\ntotal 351.00 USD\n",
+        "Buckets between 40 and 400 MB made no difference. Turning one NIC off cost another 4 %.",
+        "micro_batch: 4\nstep_time_s: 2.90\nforward_backward_s: 2.61\n",
+        # The rate is of one of several times.
+        "```\nwork: 16384 x 2 x 3 x 1024 x 2816 = 0.2834 TFLOP\nrouter gemm   0.031 ms\nup gemm       0.250 ms\n"
+        "down gemm     0.110 ms\ngemm rate     787 TFLOP/s\n```\n",
+        # The two of the first paragraph are meant; hours are nothing that counts.
+        "The old kernel took 812 us for it, the new one takes 603 us.\n\nSo the new one needs 26 percent less time "
+        "than the old one, and forward plus backward went from 1,540 to 1,331 us.",
+        "With one failure every 9 hours and 1 minute lost for each we lose little; the lost work (15 minutes on "
+        "average with one every half hour) is more.",
+        # Weights that do not fit.
+        "The 66B model in FP16 does not fit on one A100 80GB.",
         # The column beside is a part of the whole.
         "| build | kernel (us) | end-to-end speedup |\n|-|-|-|\n| main | 84.0 | 1.00x |\n| PR | 42.1 | 1.12x |\n",
     ],

@@ -7,7 +7,36 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import unit_of_name
+from expertile.audit.units import RATES, Unit, match_unit, unit_of_name
+
+_RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
+_BAR = "[|│┃║]"
+_NUMERIC = re.compile(
+    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
+    r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
+)
+_COUNTER = re.compile(
+    r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
+    r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
+)
+# Of LaTeX's tables: the end of a row, and lines that are none.
+_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line)|\s*$")
+_GAP = re.compile(r"\s{2,}|\t+")
+_MEASURES = re.compile(
+    r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
+    r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
+)
+# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
+_ALL_IN = re.compile(
+    r"(?i)\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|"
+    r"throughputs?)\b[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
+    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
+)
+_NO_MEASURE = re.compile(
+    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
+    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
+    r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +78,6 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
     width = len(header)
     filled = tuple((number, tuple((cells + [""] * width)[:width])) for number, cells in rows)
     return Table(tuple(h.strip() for h in header), filled, line)
-
-
-_RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
-_BAR = "[|│┃║]"
-_NUMERIC = re.compile(
-    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
-    r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
-)
 
 
 def is_numeric(cell: str) -> bool:
@@ -112,12 +133,6 @@ def _asciidoc(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return _of_cells(rows), len(below) + 2
 
 
-_COUNTER = re.compile(
-    r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
-    r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
-)
-
-
 def _counters(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """The counters of perf stat, each with what it makes of it ("… cycles # 3.7 GHz"), as one row."""
     below = list(itertools.takewhile(lambda line: not line.text.strip() or _COUNTER.fullmatch(line.text), lines[i:]))
@@ -168,10 +183,6 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return (table_of(head, rows, lines[i].number), len(rows) + 2) if rows and _header_ok(head) else None
 
 
-# Of LaTeX's tables: the end of a row, and lines that are none.
-_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line)|\s*$")
-
-
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
     for mark in (_BAR, ",", ";", "\t", "&"):
         text, bars, latex = lines[i].text.lstrip("# "), mark == _BAR, mark == "&"
@@ -207,10 +218,34 @@ def _matrix(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return (table_of(["from", *(f"to {c} {unit[0]}" for c in names)], rows, lines[i].number), len(rows) + 1)
 
 
+def _placed(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """Columns under heads that single spaces part, or whose rows' names have a column more: each word belongs to the
+    figures below it."""
+    rows: list[tuple[int, list[re.Match[str]]]] = []
+    for line in lines[i + 1 :]:
+        cells = [*re.finditer(r"\S+(?: \S+)*", line.text)]
+        if len(cells) < 3 or (rows and len(cells) != len(rows[0][1])) or not is_numeric(cells[-1][0]):
+            break
+        rows.append((line.number, cells))
+    spans = [(min(m.start() for m in of), max(m.end() for m in of)) for of in zip(*(c for _, c in rows), strict=True)]
+    if len(rows) < 3 or any(a[1] >= b[0] for a, b in itertools.pairwise(spans)):
+        return None
+    header = [""] * len(spans)
+    for m in re.finditer(r"\S+(?: \([^()]*\))?", lines[i].text):
+        near = [max(a - m.end(), m.start() - b, 0) for a, b in spans]
+        at = near.index(min(near))
+        header[at] = f"{header[at]} {m[0]}".strip()
+    figures = [c for c in range(len(spans)) if all(is_numeric(cells[c][0]) for _, cells in rows)]
+    if len(figures) < 2 or not all(header[c] for c in figures) or not _header_ok(header):
+        return None
+    return table_of(header, [(n, [m[0] for m in cells]) for n, cells in rows], lines[i].number), len(rows) + 1
+
+
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
     found: list[tuple[Table, int]] = []
-    for split in (re.compile(r"\s{2,}|\t+"), re.compile(r"\s+")):
+    for split in (_GAP, re.compile(r"\s+")):
+        found += [placed] if split is not _GAP and (placed := _placed(lines, i)) else []
         head = re.sub(r"\( +", "(", lines[i].text)
         header = split.split(head.lstrip("# ").strip())
         # Two columns are a table where the second has a unit.
@@ -270,12 +305,6 @@ def sections_of(blocks: list[Block]) -> list[tuple[int, ...]]:
     return found
 
 
-_MEASURES = re.compile(
-    r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
-    r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
-)
-
-
 def valued(table: Table) -> Table:
     """A table of names, units and values as one of two columns."""
     plain = [h.lower().split()[-1] if h.split() else "" for h in table.header]
@@ -298,6 +327,29 @@ def turned(table: Table) -> Table | None:
     columns = [(h, *(cells[c] for _, cells in table.rows)) for c, h in enumerate(runs, 1)]
     rows = tuple((table.line, cells) for cells in columns)
     return Table((table.header[0], *names), rows, table.line, ((table.line, *numbers),) * len(rows))
+
+
+def with_units(blocks: list[Block], text: str) -> list[Block]:
+    """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
+    found = [(u, m) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
+    told = [(u, text[m.end() :][:n], text.count("\n", 0, m.end())) for (u, n), m in found if u.kind in ("time", *RATES)]
+    reach = 40 if text.count("\n") > 80 else 80
+    units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
+    return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]
+
+
+def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
+    if len(units) != 1:
+        return table
+    ((unit, name),) = units.items()
+    known = [unit_of_name(clean(h)) for h in table.header]
+    header = list(table.header)
+    for c, h in enumerate(header if not any(u and u.kind == unit.kind for u in known) else ()):
+        cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
+        decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
+        if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
+            header[c] = f"{h} ({name})"
+    return replace(table, header=tuple(header))
 
 
 def block_facts(block: Block) -> Facts:

@@ -8,6 +8,10 @@ from typing import Any
 
 from expertile.audit.blocks import Block, Line, Table
 
+_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|-?\b\d[\w.+-]*|\b(?:true|false)\b|\n")
+_PAIR = re.compile(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
+_FLOW = re.compile(r"( *)((?:- +)*)([^{}\[\]:'\"]+:)? *\{([^{}\[\]]+)\}")
+
 
 class Leaf(str):
     """A key or plain value as it is printed (1.70 has three digits), and its line."""
@@ -19,9 +23,6 @@ def _leaf(text: str, line: int) -> Leaf:
     leaf = Leaf(text)
     leaf.line = line
     return leaf
-
-
-_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|-?\b\d[\w.+-]*|\b(?:true|false)\b|\n")
 
 
 def json_values(text: str) -> list[Any]:
@@ -62,12 +63,6 @@ def read_yaml(text: str) -> list[Block]:
     """Maps, lists and plain values; anchors, nested flow style and texts of several lines are not read."""
     bare = ((i, re.sub(r"(?:^|\s)#.*|^---.*", "", line).rstrip()) for i, line in enumerate(text.splitlines(), 1))
     return list(_walk(_yaml([n for i, line in bare if line.strip() for n in _unfolded(Line(i, line))]), 0))
-
-
-_PAIR = re.compile(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
-
-
-_FLOW = re.compile(r"( *)((?:- +)*)([^{}\[\]:'\"]+:)? *\{([^{}\[\]]+)\}")
 
 
 def _unfolded(line: Line) -> list[Line]:

@@ -11,9 +11,28 @@ from expertile.device import Device
 
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
-    *(solve.rows, solve.counted, told.ratios, retold.retold, retold.twins, totals.totals, totals.orders),
-    *(equations.equations, claims.compression, claims.equal_work, claims.unequal_work, claims.ranges),
-    *(claims.failed_checks, claims.attention_share, totals.shared),
+    *(solve.rows, solve.counted, solve.spent, solve.of_one, told.ratios, retold.retold, retold.twins),
+    *(
+        totals.totals,
+        totals.phases,
+        totals.orders,
+        equations.equations,
+        claims.compression,
+        claims.equal_work,
+        claims.unequal_work,
+    ),
+    *(claims.ranges, claims.failed_checks, claims.fits, claims.attention_share, totals.shared),
+)
+_HEDGED = re.compile(
+    r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
+    r"almost|circa|some \d|would|assum|times \d)|\?[!?*_\"')]*(?:\s|$)"
+)
+# What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
+_EXPLAINED = re.compile(
+    r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
+    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|"
+    r"equivalent to) dense|infinity cache|cache-resident|(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
+    r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )
 
 
@@ -60,21 +79,6 @@ def _given(gpu: str, dtype: str, shape: str) -> str:
         raise ValueError(f"shape: expected M x N x K as in 4096x4096x1024, got {shape!r}")
     sizes = "M={}, N={}, K={}".format(*m.groups()) if m else ""
     return "; ".join(filter(None, (gpu and Device.by_name(gpu).name, dtype, sizes)))
-
-
-_HEDGED = re.compile(
-    r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
-    r"almost|circa|some \d|would|assum|times \d)|\?[!?*_\"')]*(?:\s|$)"
-)
-
-
-# What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
-_EXPLAINED = re.compile(
-    r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
-    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|"
-    r"equivalent to) dense|infinity cache|cache-resident|(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
-    r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
-)
 
 
 def _voiced(f: Finding, lines: list[str], explained: bool) -> Finding:

@@ -77,7 +77,6 @@ _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
     r"rank|tokens|layers|elem|floats|matmul|gemm|\b(?:bs ?|tp[- ]?)\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
 )
-_LENGTHS = re.compile(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new")
 _CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
 _TUPLE = re.compile(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
@@ -87,11 +86,10 @@ _SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
 )
 _NODES = re.compile(
     r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having)|"
-    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b"
+    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b|\bnodes\W+(\d{1,4})\s+gpus[ _]per[ _]node\W+(\d{1,2})\b"
 )
 _CUBE = re.compile(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
-
 # A word that names a number format, and phrases of several words.
 FORMATS = (
     ("fp4", r"(?:nv|mx)?fp4|\w*e2m1"),
@@ -111,12 +109,26 @@ _PHRASES |= {"4 bit": "int4", "16 bit": "fp16", "32 bit": "fp32"}
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "fp6": 6, "int8": 8, "fp4": 4, "int4": 4}
 _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
-
-
 _NOT_IN = re.compile(
     r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
     r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*"
 )
+# Accelerators of which no peaks are known here: where they are named a figure may be theirs.
+_FOREIGN = re.compile(
+    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|Apple M\d|"
+    r"Arc\b|Core i\d|Threadripper|Graphcore|SambaNova|Snapdragon|Hygon|Moore Threads|Biren|Cambricon)\b"
+)
+DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
+DIGITS |= {"eighteen": "18"}
+_SPELLED = re.compile(
+    rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|(?:[AHBLV]\d{{2,3}}[A-Z]?|T4|L4)s?\b))|"
+    rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"
+)
+_BARE = re.compile(
+    r"(?i)\b(the |my |an? |our |your |one |single |dual |this |(?=\d0\d0 (?:FE|founders|card)\b))"
+    r"([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
+)  # "my 3090"
+_PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
 def _formats(text: str) -> list[str]:
@@ -127,13 +139,6 @@ def _formats(text: str) -> list[str]:
         plain = " ".join(_SPLIT.split(text.lower()))
         found += [name for phrase, name in _PHRASES.items() if phrase in plain]
     return found
-
-
-# Accelerators of which no peaks are known here: where they are named a figure may be theirs.
-_FOREIGN = re.compile(
-    r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|Apple M\d|"
-    r"Arc\b|Core i\d|Threadripper|Graphcore|SambaNova|Snapdragon|Hygon|Moore Threads|Biren|Cambricon)\b"
-)
 
 
 @dataclass(frozen=True)
@@ -152,24 +157,9 @@ class Facts:
         return {n: v[0] for n, v in self.stated.items() if len(v) == 1 and isinstance(v[0], float)}
 
 
-DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
-DIGITS |= {"eighteen": "18"}
-_SPELLED = re.compile(
-    rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|(?:[AHBLV]\d{{2,3}}[A-Z]?|T4|L4)s?\b))|"
-    rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"
-)
-
-
 def _int(text: str) -> float:
     value = text.replace(",", "")
     return float(value[:-1]) * 1024 if value[-1] in "kK" else float(value)
-
-
-_BARE = re.compile(
-    r"(?i)\b(the |my |an? |our |your |one |single |dual |this |(?=\d0\d0 (?:FE|founders|card)\b))"
-    r"([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
-)  # "my 3090"
-_PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
 @lru_cache(maxsize=20000)
@@ -188,7 +178,7 @@ def facts(text: str) -> Facts:
             for name in re.findall(r"[mnk]", m["names"].lower()):
                 stated.setdefault(name, []).append(_int(m["v"]))
         worded = bool(_WORDED.search(text))
-        lengths = _LENGTHS.search(text)
+        lengths = re.search(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new", text)
         for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
             for name, pattern in forms.items() if may_be else ():
                 if name in ("in_len", "out_len") and not lengths:
@@ -196,7 +186,8 @@ def facts(text: str) -> Facts:
                 values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
-        stated.setdefault("gpus", []).append(_int(m[1]) * _int(m[2]))
+        nodes, each = filter(None, m.groups())
+        stated.setdefault("gpus", []).append(_int(nodes) * _int(each))
     # "1,024" is one number; a product counts from 2 on.
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]

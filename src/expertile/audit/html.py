@@ -8,7 +8,6 @@ from expertile.audit.blocks import Block, Line, Table, split_code, table_of
 _SILENT = re.compile(r"(?is)<!--.*?-->|<(script|style|svg|noscript)\b.*?</\1\s*>")
 _PART = re.compile(r"(?is)(<table\b.*?</table\s*>|<pre\b.*?</pre\s*>|<h[1-6]\b.*?</h[1-6]\s*>)")
 _BREAK = re.compile(r"(?i)(</?(?:p|div|ul|ol|li|dt|dd|section|blockquote|summary|figcaption|caption|tr)\b[^>]*>)")
-_ROW = re.compile(r"(?i)<tr\b[^>]*>")
 _CELL = re.compile(r"(?is)<t([hd])\b([^>]*)>(.*?)(?=<t[hdr]\b|</t[hdr]|</table|</tbody|</thead|$)")
 _TAG = re.compile(r"(?s)</?[a-zA-Z!][^>]*>")
 
@@ -57,7 +56,7 @@ def _texts(part: str, numbers: list[int], blocks: list[Block]) -> None:
 
 
 def _table(text: str, numbers: list[int]) -> Table | None:
-    starts = [m.end() for m in _ROW.finditer(text)]
+    starts = [m.end() for m in re.finditer(r"(?i)<tr\b[^>]*>", text)]
     grid: dict[tuple[int, int], str] = {}
     heads = 0  # rows of heads only
     for r, (start, end) in enumerate(zip(starts, [*starts[1:], len(text)], strict=True)):
@@ -66,7 +65,8 @@ def _table(text: str, numbers: list[int]) -> Table | None:
         for _, given, inner in cells:
             while (r, column) in grid:
                 column += 1
-            wide, high = (_span(given, name) for name in ("colspan", "rowspan"))
+            spans = (re.search(rf"(?i){way}span\s*=\s*[\"']?(\d+)", given) for way in ("col", "row"))
+            wide, high = (min(max(int(m[1]), 1), 50) if m else 1 for m in spans)
             plain = " ".join(unescape(_TAG.sub(" " if "<br" in inner else "", inner)).split())
             grid |= {(r + down, column + right): plain for down in range(high) for right in range(wide)}
     if len(starts) < 2 or not grid:
@@ -78,8 +78,3 @@ def _table(text: str, numbers: list[int]) -> Table | None:
     names = [" ".join(dict.fromkeys(filter(None, (grid.get((r, c)) for r in range(heads))))) for c in columns]
     body = [(lines[r], [grid.get((r, c), "") for c in columns]) for r in range(heads, len(starts))]
     return table_of(names, body, lines[0])
-
-
-def _span(given: str, name: str) -> int:
-    m = re.search(rf"(?i){name}\s*=\s*[\"']?(\d+)", given)
-    return min(max(int(m[1]), 1), 50) if m else 1

@@ -3,6 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|\.\d+)"
+FIT = 0.02  # rows within this agree
+ODD = 0.06  # a row this far beyond its printed digits breaks the relation
+FAR = 1.25  # a miss by less may be another convention, clock or part
+_TIGHT = 0.15  # an interval wider than this confirms nothing
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -59,13 +65,6 @@ def printed(digits: str) -> Interval:
         zeros = len(mantissa) - len(mantissa.rstrip("0")) if value else 0
         unit = max(1.0, min(0.5 * 10.0**zeros, 0.025 * value) if zeros > 1 else 1.0)
     return Interval(max(0.0, value - unit / (2 if unit <= 1 else 1)), value, value + unit)
-
-
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|\.\d+)"
-FIT = 0.02  # rows within this agree
-ODD = 0.06  # a row this far beyond its printed digits breaks the relation
-FAR = 1.25  # a miss by less may be another convention, clock or part
-_TIGHT = 0.15  # an interval wider than this confirms nothing
 
 
 def odd_ones(

@@ -6,7 +6,106 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from expertile.audit.interval import NUMBER, Interval, exact, printed
-from expertile.audit.units import NO_UNIT, Unit, match_unit, product, unit_of_name
+from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, product, unit_of_name
+
+_ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
+_BOUND = re.compile(
+    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
+    r"little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
+    r"within|(?:cannot|can't|never) (?:be |run |take )?(?:faster|shorter|less|lower) than|"
+    r"(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+)
+_FIGURE = re.compile(
+    rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"
+    rf"(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range>(?P<k>[kKM]?) ?(?:-|–|—|to|"
+    rf"\.\.\.?) ?(?P<b>{NUMBER})(?=(?P=k)))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
+)
+_LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
+_SYMBOLS = (
+    *(("\\times", "×"), ("\\%", "%"), ("\\mu", "µ"), ("\\approx", "≈"), ("\\sim", "~"), ("\\cdot", "·")),
+    *((space, " ") for space in ("\\,", "\\;", "\\ ", "&nbsp;", "\u00a0", "\u202f")),
+)
+_MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
+# A dollar before a figure that no dollar ends as LaTeX would.
+_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))")
+_GLOSSARY = (
+    "ms: 毫秒; us: 微秒; s: 秒; hours: 小时; minutes: 分钟; per million: 每百万; per second: 每秒; "
+    "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; "
+    "to: 到 降至 提升到; improved by: 提升 提高; reduced by: 降低 减少; increased by: 增加; faster: 快; "
+    "speedup: 加速比 加速; latency: 延迟; time: 耗时 时间; throughput: 吞吐量 吞吐; bandwidth: 带宽; "
+    "memory: 显存 内存; peak: 峰值; theoretical: 理论; utilization: 利用率; batch size: 批大小 批次大小; "
+    "sequence length: 序列长度; parameters: 参数量 参数; model: 模型; one-way: 单向; both directions: 双向; "
+    "average: 平均; total: 总计 合计 总 共; share of: 占; compared to: 相比; vs: 比; dense: 稠密; sparse: 稀疏; "
+    "i.e.: 即; about: 约; quantized: 量化; weights: 权重; measured: 测得; reached: 达到; single stream: 单流; "
+    "requests: 请求; USD: 美元; cost: 成本; saved: 节省 节约; thus: 则"
+)
+_CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
+_TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
+_TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
+_ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
+# "train_runtime = 1:25:12.40"
+_CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
+# benchstat's "118.40n ± 1%"
+_SECONDS_EACH = re.compile(r"(?<=\d)([nµm]?) ± (?:\d+%|∞)")
+_PERCENTILE = re.compile(r"\b[Pp]ercentile ?\((\d\d(?:\.\d+)?) ?%?\)")
+_HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
+_CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
+_WIDE = str.maketrans(
+    {"。": ". ", "、": ", ", **{chr(c): chr(c - 0xFEE0) + " " * (chr(c) in ",:;)") for c in range(0xFF01, 0xFF5F)}}
+)
+_HYPHENED = re.compile(r"(?:hour|minute|second|day|token)(?= \w)")  # "a 6-hour run"
+_KEY = re.compile(
+    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
+)
+# What shows that a figure without a unit is a part of something else.
+_IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
+_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
+_FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
+_TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
+_FACTOR_OF = re.compile(
+    r"(?i)(?:(?:speed-?up|factor)(?: factor)? (?:of|is|was)|geo(?:metric )?-?mean(?: of| is|,|:)?) (?:about )?\W*$"
+)
+_LIST = re.compile(
+    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of) |"
+    rf"(?:{NUMBER} ?/ ?){{2,}})$"
+)
+_TRAILING_KEY = re.compile(
+    r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|"
+    r"(?P<rate>\b[A-Za-z]+/s(?:ec)?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
+)
+_OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
+_TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
+_THINGS_OF = re.compile(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
+_PER = re.compile(
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
+    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
+    r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
+)
+_BOARD = re.compile(
+    r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$"
+)
+_RANKED = re.compile(
+    rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
+)
+_BARE_EACH = re.compile(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
+_METRIC = re.compile(
+    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
+    r"perf(?:ormance)?|achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|"
+    r"sec|secs|seconds?|per|tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|"
+    r"samples?|ips|tps)\b"
+)
+_STATISTIC = re.compile(
+    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
+    r"\b\d\d(?:\.\d+)? ?%"
+)
+RATIO = re.compile(
+    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
+)
+_PER_STEP = re.compile(
+    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
+)
+PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
 
 @dataclass(frozen=True)
@@ -40,56 +139,6 @@ class Quantity:
         return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
-_ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
-_BOUND = re.compile(
-    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
-    r"little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
-    r"within|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
-)
-_FIGURE = re.compile(
-    rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"
-    rf"(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range>(?P<k>[kKM]?) ?(?:-|–|—|to|"
-    rf"\.\.\.?) ?(?P<b>{NUMBER})(?=(?P=k)))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
-)
-_LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
-_SYMBOLS = (
-    *(("\\times", "×"), ("\\%", "%"), ("\\mu", "µ"), ("\\approx", "≈"), ("\\sim", "~"), ("\\cdot", "·")),
-    *((space, " ") for space in ("\\,", "\\;", "\\ ", "&nbsp;", "\u00a0", "\u202f")),
-)
-_MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
-
-
-# A dollar before a figure that no dollar ends as LaTeX would.
-_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))")
-
-
-_GLOSSARY = (
-    "ms: 毫秒; us: 微秒; s: 秒; hours: 小时; minutes: 分钟; per million: 每百万; per second: 每秒; "
-    "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; "
-    "to: 到 降至 提升到; improved by: 提升 提高; reduced by: 降低 减少; increased by: 增加; faster: 快; "
-    "speedup: 加速比 加速; latency: 延迟; time: 耗时 时间; throughput: 吞吐量 吞吐; bandwidth: 带宽; "
-    "memory: 显存 内存; peak: 峰值; theoretical: 理论; utilization: 利用率; batch size: 批大小 批次大小; "
-    "sequence length: 序列长度; parameters: 参数量 参数; model: 模型; one-way: 单向; both directions: 双向; "
-    "average: 平均; total: 总计 合计 总 共; share of: 占; compared to: 相比; vs: 比; dense: 稠密; sparse: 稀疏; "
-    "i.e.: 即; about: 约; quantized: 量化; weights: 权重; measured: 测得; reached: 达到; single stream: 单流; "
-    "requests: 请求; USD: 美元; cost: 成本; saved: 节省 节约; thus: 则"
-)
-_CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
-_TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
-_TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
-_ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
-# "train_runtime = 1:25:12.40"
-_CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
-# benchstat's "118.40n ± 1%"
-_SECONDS_EACH = re.compile(r"(?<=\d)([nµm]?) ± (?:\d+%|∞)")
-_PERCENTILE = re.compile(r"\b[Pp]ercentile ?\((\d\d(?:\.\d+)?) ?%?\)")
-_HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
-_CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
-_WIDE = str.maketrans(
-    {"。": ". ", "、": ", ", **{chr(c): chr(c - 0xFEE0) + " " * (chr(c) in ",:;)") for c in range(0xFF01, 0xFF5F)}}
-)
-
-
 @lru_cache(maxsize=20000)
 def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks, the terms of Chinese reports in English."""
@@ -110,9 +159,6 @@ def clean(text: str) -> str:
     return re.sub(r"[{}]", " ", text) if "\\" in text else text
 
 
-_HYPHENED = re.compile(r"(?:hour|minute|second|day|token)(?= \w)")  # "a 6-hour run"
-
-
 def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
     gap = re.compile(r"[)\] -]{0,4}(?:(?:dense|sparse|peak) (?:(?:INT|FP|BF|TF)\d+ )?|\()?").match(text, at)
     for start in dict.fromkeys((at, gap.end() if gap else at)):
@@ -126,45 +172,6 @@ def _unit_at(text: str, at: int) -> tuple[Unit, int] | None:
             if found and not key and not (found[0].kind in ("params", "other") and start > at + 1):
                 return found[0], start + found[1]
     return None
-
-
-def _price(text: str, at: int) -> tuple[Unit, int]:
-    """The unit of "€2.40 per GPU-hour", "€1.2/h" and "€9,523"."""
-    unit, length = match_unit("USD" + text[at : at + 40]) or (NO_UNIT, 3)
-    return unit, at + length - 3
-
-
-_KEY = re.compile(
-    r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
-)
-# What shows that a figure without a unit is a part of something else.
-_IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
-_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
-_FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
-_TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
-_FACTOR_OF = re.compile(r"(?i)(?:speed-?up|factor)(?: factor)? (?:of|is|was) (?:about |around )?\W*$")
-_LIST = re.compile(
-    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of) |"
-    rf"(?:{NUMBER} ?/ ?){{2,}})$"
-)
-_TRAILING_KEY = re.compile(
-    r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|"
-    r"(?P<rate>\b[A-Za-z]+/s(?:ec)?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
-)
-
-
-_GAIN_KEY = re.compile(r"(?i)speed-?[ _]?up")
-_OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
-_TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
-_THINGS_OF = re.compile(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
-_PER = re.compile(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
-    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
-    r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
-)
-_BOARD = re.compile(
-    r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$"
-)
 
 
 def _each(unit: Unit, device: str | None, noun: str | None, million: str | None) -> Unit:
@@ -198,8 +205,10 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
-        by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and _GAIN_KEY.search(name) else None)
-        own = _price(text, m.end()) if priced and not (by_key and by_key.kind.startswith("$/")) else own
+        by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and re.search(r"(?i)speed-?[ _]?up", name) else None)
+        if priced and not (by_key and by_key.kind.startswith("$/")):  # "€2.40 per GPU-hour", "€9,523"
+            unit, length = match_unit("USD" + text[m.end() : m.end() + 40]) or (NO_UNIT, 3)
+            own = unit, m.end() + length - 3
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             kind = {"tokens": "token/item", "time": "s_per_item"}[own[0].kind]
             own = replace(own[0], kind=kind, noun="other" if _THINGS_OF.search(before) else ""), own[1]
@@ -246,9 +255,10 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         # "-2.6 % (vs 48 % before)" names a base of its own.
         based = cell and (re.match(r" ?\(?(?:vs|versus|compared|relative)\b", text[end:]))
         signed = of.kind != "percent" and m["a"][0] in "-−"
-        sure = not (bound or ranged or based or signed or (m["b"] and not (rose or since)))
-        # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
+        between = listed and re.search(r"(?i)\bbetween $", text[: listed.start()])  # a range
+        sure = not (bound or between or ranged or based or signed or (m["b"] and not (rose or since)))
+        # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         more = [(m["a"], m.start())] if rose else []
         more += [(x[0], listed.start() + x.start()) for x in re.finditer(NUMBER, listed[0])] if listed else []
         for digits, start in more:
@@ -269,13 +279,6 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
     return found if cell or len(found) > 3 else _without_units(text, line, found)
 
 
-_RANKED = re.compile(
-    rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
-)
-_BARE_EACH = re.compile(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
-_RATES = ("items_per_s", "tokens_per_s", "bandwidth", "rate")
-
-
 def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity]:
     """What a figure beside lends its unit: "mean 438.2 GB/s  min 405.1", "1,170 documents per second, or 146 per GPU",
     "14,042 questions; at 31 questions per second"."""
@@ -283,7 +286,7 @@ def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity
     ranked = [q for q in found if re.search(r"(?i)\b(?:min|max|mean|median|avg|p\d\d)\W*$", q.label)]
     if len(ranked) == 1:
         more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
-    for q in (q for q in found if q.kind in _RATES):
+    for q in (q for q in found if q.kind in RATES):
         more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
     for of, m, at in more:
         if not any(q.start <= m.start(at) < q.end for q in found):
@@ -306,18 +309,6 @@ def _value(digits: str, unit: Unit) -> Interval:
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)
 
 
-_METRIC = re.compile(
-    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
-    r"perf(?:ormance)?|achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|"
-    r"sec|secs|seconds?|per|tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|"
-    r"samples?|ips|tps)\b"
-)
-_STATISTIC = re.compile(
-    r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
-    r"\b\d\d(?:\.\d+)? ?%"
-)
-
-
 def stem(label: str) -> str:
     """Whose figure it is: the label without words for the quantity ("cuBLAS time (ms)" -> "cublas")."""
     plain = re.sub(r"[^a-zA-Z0-9µ.+]+", " ", label.lower().replace("flops/s", "flops").replace("flop/s", "flops"))
@@ -328,16 +319,6 @@ def same_statistic(a: str, b: str) -> bool:
     """Whether figures of these labels may be of one run: the median of one and the least of the other are not."""
     found = {_STATISTIC.findall(label.lower())[0] for label in (a, b) if _STATISTIC.search(label.lower())}
     return len(found) <= 1 or found <= {"avg", "average", "mean", "median"}
-
-
-RATIO = re.compile(
-    r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
-)
-_PER_STEP = re.compile(
-    r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
-)
-PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
 
 
 def is_tpot(q: Quantity) -> bool:

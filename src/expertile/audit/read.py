@@ -2,6 +2,8 @@
 
 import csv
 import re
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -12,30 +14,35 @@ from expertile.audit.html import read_html
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 # 1536³ in reStructuredText and in HTML.
+# "12\,300" of LaTeX, and other narrow spaces.
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
 _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
+_COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
+_POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
+_ENDS = "markdown md, html htm, csv tsv, json jsonl ndjson ipynb, yaml yml, log out rst"
+_KINDS = {end: ends.split()[0] for ends in _ENDS.split(", ") for end in ends.split()}
+_MARKDOWN = re.compile(
+    r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
+)
+# A line of a wrapped paragraph.
+_WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
+_MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
+_SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
 def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
-    text = _with_points(_RAISED.sub(lambda m: f"^{m[1] or m[2]}", text))
+    text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
+    # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.
+    if len(_COMMA.findall(text)) > 2 and not _POINT.search(text):
+        text = _COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
             return _FOREIGN.sub(lambda m, c=charset: _decoded(m[0], c), text)  # type: ignore[misc]
     return text
-
-
-_COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
-_POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
-
-
-def _with_points(text: str) -> str:
-    """German and French decimals ("3,1 s", "1.234,5") as English ones, where the text has no other."""
-    if len(_COMMA.findall(text)) < 3 or _POINT.search(text):
-        return text
-    return _COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
 
 
 def _decoded(run: str, charset: str) -> str:
@@ -47,36 +54,19 @@ def _decoded(run: str, charset: str) -> str:
     return fixed if fixed.isprintable() or fixed.isspace() else run
 
 
-_ENDS = {
-    "markdown": "md markdown",
-    "html": "html htm",
-    "csv": "csv tsv",
-    "json": "json jsonl ndjson ipynb",
-    "yaml": "yaml yml",
-    "log": "log out rst",
-}
-_KINDS = {end: kind for kind, ends in _ENDS.items() for end in ends.split()}
-_MARKDOWN = re.compile(
-    r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
-)
-
-
 def format_of(name: str, text: str) -> str:
     """ "markdown", "html", "csv", "json", "yaml" or "log", by the name's end, else by the text."""
     known = _KINDS.get(name.rpartition(".")[2].lower())
     start = text.lstrip()[:4000]
-    if known or (start[:1] in ("{", "[") and _is_json(text)):
-        return known or "json"
+    if known:
+        return known
+    if start[:1] in ("{", "["):
+        with suppress(ValueError):
+            json_values(text)
+            return "json"
     if re.match(r"(?i)<!doctype html|<html|<table|<body", start):
         return "html"
     return "markdown" if _MARKDOWN.search(text) else "log"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        return bool(json_values(text))
-    except ValueError:
-        return False
 
 
 def read(text: str, name: str = "") -> list[Block]:
@@ -90,11 +80,8 @@ def read(text: str, name: str = "") -> list[Block]:
         return read_values(values)
     if kind == "yaml":
         return read_yaml(text)
-    return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](_numbered(text))
-
-
-def _numbered(text: str) -> list[Line]:
-    return [Line(i, line) for i, line in enumerate(text.splitlines(), 1)]
+    lines = [Line(i, line) for i, line in enumerate(text.splitlines(), 1)]
+    return {"markdown": _markdown, "html": read_html, "csv": _csv, "log": _text}[kind](lines)
 
 
 def _markdown(lines: list[Line]) -> list[Block]:
@@ -139,14 +126,6 @@ def _markdown(lines: list[Line]) -> list[Block]:
                 blocks.extend(parts if alike or any(b.table for b in parts) else [Block("prose", inside)])
         i += 1
     return [b for b in blocks if b.table or b.lines]
-
-
-# A line of a wrapped paragraph.
-_WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
-_MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
-
-
-_SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
 def _text(lines: list[Line]) -> list[Block]:
@@ -202,9 +181,15 @@ def _csv(lines: list[Line]) -> list[Block]:
     lines = [line for line in lines if line.text.strip()]
     mark = max((",", ";", "\t", "|"), key=lambda mark: sum(line.text.count(mark) for line in lines[:9]))
     rows = [(line.number, next(csv.reader([line.text], delimiter=mark))) for line in lines]
+    # Remarks may stand above, between and below; the head itself may begin with their sign.
+    usual = Counter(len(cells) for _, cells in rows if not cells[0].startswith("#")).most_common(1)
+    notes = [cells[0].startswith("#") and usual != [] and len(cells) != usual[0][0] for _, cells in rows]
+    rows = [row for row, note in zip(rows, notes, strict=True) if not note]
     # The head is the widest of the first lines; what stands above it is text.
     head = max(range(min(6, len(rows))), key=lambda r: (sum(bool(c.strip()) for c in rows[r][1]), -r), default=0)
     if len(rows) < head + 2 or len(rows[head][1]) < 2:
         return split_code(lines)
     table = table_of(rows[head][1], rows[head + 1 :], rows[head][0])
-    return [Block("code", lines[:head]), Block("code", table=table)]
+    above = [line for line in lines if line.number < table.line]
+    below = [line for line, note in zip(lines, notes, strict=True) if note and line.number > table.line]
+    return [Block("code", above), Block("code", table=table), *([Block("code", below)] if below else [])]

@@ -10,6 +10,11 @@ from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, INCONSISTENT, QUEST
 
 FORMATS = ("text", "md", "json", "sarif", "html")
 _MARK = {IMPOSSIBLE: "✗", INCONSISTENT: "✗", QUESTION: "?"}
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}
+table{border-collapse:collapse;width:100%}td{vertical-align:top;padding:0 .6rem}td.n{color:#667;text-align:right}
+td.l{font:13px/1.5 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}tr.bad{background:#fde2e0}
+tr.ask{background:#fff3cd}p.f{margin:.2rem 0 .4rem;font-size:14px}a{color:inherit}
+@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}tr.bad{background:#5a1f1b}tr.ask{background:#4d4010}}"""
 
 
 def render(audits: Sequence[Audit], form: str) -> str:
@@ -91,13 +96,6 @@ def _sarif(audits: Sequence[Audit]) -> str:
     runs = [{"tool": {"driver": driver}, "results": results}]
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": runs}, indent=1)
-
-
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}
-table{border-collapse:collapse;width:100%}td{vertical-align:top;padding:0 .6rem}td.n{color:#667;text-align:right}
-td.l{font:13px/1.5 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}tr.bad{background:#fde2e0}
-tr.ask{background:#fff3cd}p.f{margin:.2rem 0 .4rem;font-size:14px}a{color:inherit}
-@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}tr.bad{background:#5a1f1b}tr.ask{background:#4d4010}}"""
 
 
 def _html(audits: Sequence[Audit]) -> str:

@@ -8,12 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
+from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued, with_units
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import read, repair
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
+
+_ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
+_COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_SUMMARY = re.compile(
+    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
+    r"all(?!-))\b"
+)
+_SENTENCE = re.compile(
+    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
+)
 
 
 @dataclass(frozen=True)
@@ -209,20 +220,6 @@ class Grid:
         return [c for c, fits in enumerate(held) if fits and 2 * sum(fits) >= len(self.rows)]
 
 
-_ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
-_MEASURED_BY = re.compile(r"[)\]]\s*$|_[a-z]{2,}$")
-_COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
-    r"all(?!-))\b"
-)
-_SENTENCE = re.compile(
-    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
-)
-_STOP = re.compile(r"[\w%)]{2}\. [A-Z][a-z]+ ")
-
-
 class Report:
     """What one text says; `given` is a set-up for what it leaves out. Raises ValueError if it is said to be JSON and
     is not."""
@@ -230,7 +227,7 @@ class Report:
     def __init__(self, text: str, name: str = "", given: str = "") -> None:
         self.lines = text.splitlines()
         self.given = given
-        self.blocks = read(repair(text), name)
+        self.blocks = with_units(read(repair(text), name), text)
         self.sections = sections_of(self.blocks)
         self.grids: list[Grid] = []
         self.rows: list[Row] = []  # sentences, lines and records; the tables' rows stand in their grids
@@ -347,7 +344,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     for at, (number, raw) in enumerate(table.rows):
         row = Row("table", number, "", [], index)
         cells = [clean(c) for c in raw]
-        measure = _MEASURED_BY.search(cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
+        measure = re.search(r"[)\]]\s*$|_[a-z]{2,}$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
         by_row = unit_of_name(cells[0]) if measure and not quantities(cells[0], number) else None
         for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
             size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
@@ -380,7 +377,7 @@ def _lines(index: int, block: Block) -> list[Row]:
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         if block.kind == "code":  # a paragraph in one line, as in LaTeX
-            long = [len(text) > 90 and bool(_STOP.search(text)) for _, text in cleaned]
+            long = [len(text) > 90 and bool(re.search(r"[\w%)]{2}\. [A-Z][a-z]+ ", text)) for _, text in cleaned]
             parts = [_SENTENCE.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
             cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]

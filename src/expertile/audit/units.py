@@ -15,34 +15,8 @@ _DIMENSIONS = (
 DIMENSIONS = dict(pair.split() for pair in _DIMENSIONS.split(", "))
 _KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
 UNTYPED = ("ratio", "percent", "number", "other")
-
-
-@lru_cache(maxsize=256)
-def powers_of(kind: str) -> Counter[str]:
-    """The powers of a kind's units: "B/param" -> {"B": 1, "param": -1}. A ratio has none."""
-    powers = Counter[str]()
-    for i, side in enumerate(DIMENSIONS.get(kind, kind).split("/") if kind not in UNTYPED else ()):
-        for unit in filter(None, side.split("*")):
-            powers[unit] += 1 - 2 * i
-    return powers
-
-
-def kind_of(powers: Counter[str]) -> str:
-    """The kind whose units have these powers; "ratio" where they cancel."""
-    sides = ("*".join(sorted(u for u, p in powers.items() for _ in range(sign * p))) for sign in (1, -1))
-    text = "/".join(sides).rstrip("/")
-    return _KINDS.get(text, text) or "ratio"
-
-
-@lru_cache(maxsize=4096)
-def product(a: str, b: str, sign: int = 1) -> str:
-    """The kind of `a` × `b`, with `sign` -1 of `a` ÷ `b`."""
-    powers = Counter(powers_of(a))
-    for unit, power in powers_of(b).items():
-        powers[unit] += sign * power
-    return kind_of(powers)
-
-
+RATES, TIMES = ("rate", "bandwidth", "tokens_per_s", "items_per_s"), ("time", "s_per_token", "s_per_item")
+TYPED = (TIMES[0], *RATES, *TIMES[1:], "bytes")
 _TEN = {"": 1.0, "b": 1e9, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "e": 1e18}
 _TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
 _WHICH = r"(?:input|output|prompt|generated|new|total|completion|training|decoded)"
@@ -66,21 +40,6 @@ _SECONDS = (
 )
 _TIMES = {name: seconds for seconds, names in _SECONDS for name in names.split()}
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
-
-
-@dataclass(frozen=True)
-class Unit:
-    """`low` and `high`: the SI value of one; they differ where a decimal and a binary prefix are both in use. `noun`:
-    what items are, "sample", "request" or "step"."""
-
-    kind: str
-    low: float
-    high: float
-    per_device: bool = False
-    noun: str = ""
-
-
-NO_UNIT = Unit("number", 1.0, 1.0)
 # In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
     ("items_per_s", r"(?P<day>[nµp]s/day)\b"),
@@ -144,6 +103,81 @@ _PER = re.compile(
     rf"(?P<cycle>(?i:cycles?))|(?P<other>(?i:clk|clock|sm|block|thread|head|warp|core|node)))\b"
 )
 _AMOUNTS = DIMENSIONS.keys() - {"intensity", "items_per_s", "s_per_token", "s_per_item"}
+_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
+_STATISTIC += r"processed|served|generated|completed|seen|sent)"
+_THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
+_BARE = re.compile(
+    rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
+    rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|\b([a-z]{{3,}}s) per second$"
+)
+_GBS = re.compile(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
+# "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
+_COUNT = re.compile(
+    r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|input|"
+    r"prompt)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|"
+    r"seen))?|(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
+)
+_NUMBER_OF = re.compile(
+    r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "
+    r"((?:event|transaction|operation|call|row|iteration|message|packet|frame|job|update|insert|read|write)s)\b"
+)
+_MONEY = re.compile(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
+_MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
+# Names that mean a unit without naming it.
+_MEANT = tuple(
+    (re.compile(f"(?i){form}"), unit)
+    for form, unit in (
+        (r".*\bhourly\b", "USD/h"),
+        (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
+        (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
+        (r"(?:flops?|ops?) per b(?:yte)?$", "FLOP/B"),
+        (r".*\boutput throughput$", "tokens/s"),
+        (r".*\b(request|token|image|sample)s? throughput$", r"\1s/s"),
+        (r".*\b(?:size|length|message|msg|data)\b.*\(B\)$", "bytes"),
+    )
+)
+# A share without a sign: "mfu: 0.42".
+
+
+@lru_cache(maxsize=256)
+def powers_of(kind: str) -> Counter[str]:
+    """The powers of a kind's units: "B/param" -> {"B": 1, "param": -1}. A ratio has none."""
+    powers = Counter[str]()
+    for i, side in enumerate(DIMENSIONS.get(kind, kind).split("/") if kind not in UNTYPED else ()):
+        for unit in filter(None, side.split("*")):
+            powers[unit] += 1 - 2 * i
+    return powers
+
+
+def kind_of(powers: Counter[str]) -> str:
+    """The kind whose units have these powers; "ratio" where they cancel."""
+    sides = ("*".join(sorted(u for u, p in powers.items() for _ in range(sign * p))) for sign in (1, -1))
+    text = "/".join(sides).rstrip("/")
+    return _KINDS.get(text, text) or "ratio"
+
+
+@lru_cache(maxsize=4096)
+def product(a: str, b: str, sign: int = 1) -> str:
+    """The kind of `a` × `b`, with `sign` -1 of `a` ÷ `b`."""
+    powers = Counter(powers_of(a))
+    for unit, power in powers_of(b).items():
+        powers[unit] += sign * power
+    return kind_of(powers)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`low` and `high`: the SI value of one; they differ where a decimal and a binary prefix are both in use. `noun`:
+    what items are, "sample", "request" or "step"."""
+
+    kind: str
+    low: float
+    high: float
+    per_device: bool = False
+    noun: str = ""
+
+
+NO_UNIT = Unit("number", 1.0, 1.0)
 
 
 @lru_cache(maxsize=4096)
@@ -214,42 +248,6 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 
-_STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
-_STATISTIC += r"processed|served|generated|completed|seen|sent)"
-_THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
-_BARE = re.compile(
-    rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
-    rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|\b([a-z]{{3,}}s) per second$"
-)
-_GBS = re.compile(r"(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
-# "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
-_COUNT = re.compile(
-    r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|input|"
-    r"prompt)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|"
-    r"seen))?|(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
-)
-_NUMBER_OF = re.compile(
-    r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "
-    r"((?:event|transaction|operation|call|row|iteration|message|packet|frame|job|update|insert|read|write)s)\b"
-)
-_MONEY = re.compile(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
-_MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
-# Names that mean a unit without naming it.
-_MEANT = tuple(
-    (re.compile(f"(?i){form}"), unit)
-    for form, unit in (
-        (r".*\bhourly\b", "USD/h"),
-        (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
-        (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
-        (r".*\boutput throughput$", "tokens/s"),
-        (r".*\b(request|token|image|sample)s? throughput$", r"\1s/s"),
-        (r".*\b(?:size|length|message|msg|data)\b.*\(B\)$", "bytes"),
-    )
-)
-# A share without a sign: "mfu: 0.42".
-_OF_ONE = re.compile(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b")
-
-
 def _averaged(unit: Unit, name: str) -> Unit:
     """Tokens that are an average are so many an item."""
     average = unit.kind == "tokens" and re.search(r"(?i)\b(?:avg|average|mean)\b", name)
@@ -269,7 +267,7 @@ def unit_of_name(name: str) -> Unit | None:
         return found[0] if found and found[0].kind != "money" else None
     if meant := next((m.expand(unit) for form, unit in _MEANT if (m := form.match(spaced))), ""):
         return (match_unit(meant) or (None,))[0]
-    if _OF_ONE.search(spaced):
+    if re.search(r"(?i)^(?!.*(?:%|\bpct|percent)).*\b[mh]fu\b", spaced):
         return Unit("percent", 1.0, 1.0)
     inner = re.findall(r"[(\[]([^()\[\]]*)[)\]]", name)
     for inside in (i for i in inner if i != "min" or len(inner) == 1):  # "FTL(min)(s)" is a least
@@ -286,7 +284,7 @@ def unit_of_name(name: str) -> Unit | None:
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
     bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
-    outside = _GBS.sub(r"\1/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
+    outside = _GBS.sub(r"\1\2/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
     if counted := _NUMBER_OF.search(spaced):
         return Unit("items", 1.0, 1.0, False, _noun(counted[1]))
     plain = re.sub(rf"(?i)(?:[\s,]+{_STATISTIC})+$", "", outside.strip())

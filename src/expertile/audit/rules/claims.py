@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 from math import prod
 
-from expertile.audit.facts import BITS, facts
+from expertile.audit.facts import BITS, DIGITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
+from expertile.audit.rules.terms import MODEL, parameters
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
@@ -22,7 +23,8 @@ _CHANGED = re.compile(
     r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
 _NOT_BITS = re.compile(
-    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimizer|batch|communicat|gpus?\b|network"
+    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimi[sz]er|batch|communicat|gpus?\b|network|"
+    r"\badam|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
 )
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
@@ -35,6 +37,33 @@ _SWITCHED = re.compile(
     r"(?i)switch|instead|with|down to|brings?|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti[sz]|after"
 )
 _WORD = re.compile(r"[a-z0-9.]+")
+_EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
+_SHAPE = re.compile(
+    r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
+    r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
+)
+_PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
+_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
+_MEANT = re.compile(
+    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
+    r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
+)
+_PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
+_PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
+_COUNTS = re.compile(
+    r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
+)
+_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
+_FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
+_ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
+_CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
+_HOLDS = re.compile(
+    rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
+    rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
+)
+_FITS_NOT = re.compile(
+    r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)"
+)
 
 
 def _bits(text: str) -> list[int]:
@@ -107,14 +136,6 @@ def _column(held: list[tuple[str, Quantity]], wide: list[int]) -> Iterator[Findi
             yield from _beyond(base, q, [to[0], (of or wide)[0]], bool(of))
 
 
-_EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
-_SHAPE = re.compile(
-    r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
-    r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
-)
-_PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
-
-
 def equal_work(report: Report) -> Iterator[Finding]:
     """Two products called equal work that are not."""
     lines = report.lines_of_text
@@ -132,30 +153,20 @@ def equal_work(report: Report) -> Iterator[Finding]:
             yield Finding(INCONSISTENT, "equal work", row.line, said[0], message, tuple(line for line, _ in shapes))
 
 
-_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
-_MEANT = re.compile(
-    r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
-    r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
-)
-_PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
-_PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
-_COUNTS = re.compile(
-    r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
-)
-_WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
-
-
 def unequal_work(report: Report) -> Iterator[Finding]:
     """A speed-up of two times, of which the shorter is of less work: it asks."""
     for i, row in enumerate(report.rows):
-        said = [q for q in row.of("ratio") if q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])]
+        said = [
+            q
+            for q in row.of("ratio")
+            if q.exact and q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])
+        ]
         near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 3 and r.kind == row.kind == "line"]
         text = "\n".join(r.text for r in (*near, row))
         if len(said) != 1 or _MEANT.search(text):
             continue
-        runs = [
-            (t, r.bare | r.own) for g in report.grids for r in g.body if (t := r.only("time") or r.only("s_per_item"))
-        ]
+        body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
+        runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
         runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
         found = (f for pair in itertools.combinations(runs, 2) for f in _unequal(said[0], (), *pair))
         yield from itertools.islice(found, 1)
@@ -209,7 +220,18 @@ def ranges(report: Report) -> Iterator[Finding]:
             yield finding(INCONSISTENT if sure else QUESTION, "range", message, q, lines=tuple(outside[:6]))
 
 
-_FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
+def fits(report: Report) -> Iterator[Finding]:
+    """ "The 70B model in BF16 fits on one 80 GB card": weights larger than the memory that is said to hold them."""
+    for row in report.lines_of_text:
+        m, formats = _HOLDS.search(row.text), row.facts.of("formats")
+        if not m or _FITS_NOT.search(row.text) or len(formats) != 1 or not row.devices or not MODEL.search(row.text):
+            continue
+        count = float(DIGITS.get((word := (m["n1"] or m["n2"]).lower()), word if word.isdigit() else 1))
+        held, most = (parameters(row) or 0.0) * BITS[formats[0]] / 8, count * max(d.memory_bytes for d in row.devices)
+        if held > 1.02 * most:
+            message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
+            message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"
+            yield Finding(QUESTION, "memory", row.line, m[0], message, (row.line,))
 
 
 def failed_checks(report: Report) -> Iterator[Finding]:

@@ -2,17 +2,25 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from expertile.audit.facts import facts
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
-
-def slack_of(device: Device) -> float:
-    # Consumer boards boost beyond the clock of the data sheet.
-    return 1.2 if any(w in device.name for w in ("GeForce", "Radeon", "TITAN")) else 1.06
+# "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
+EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
+_LIMIT = re.compile(
+    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
+    r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
+    r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
+    r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
+)
+# What calls a percentage one of a peak.
+SHARE = re.compile(
+    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
+SHOWN = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b")
 
 
 def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[float, float]:
@@ -26,20 +34,13 @@ def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[flo
         known, both = (list(DTYPES), True) if not known or len(known) < len([*formats]) else (known, sparse)
         return twice * max((device.sparse_peak(f) if both else None) or generous_peak(device, f) or 0.0 for f in known)
 
-    return max(((peak(d), slack_of(d)) for d in row.devices), key=lambda pair: pair[0] * pair[1])
-
-
-@lru_cache(maxsize=2)
-def _named_memories(report: Report) -> frozenset[float]:
-    lines = (r for r in report.lines_of_text if r.of("bandwidth") and re.search(r"(?i)ddr\d|hbm", r.text))
-    return frozenset(q.value.mid for r in lines for q in r.of("bandwidth") if NAMED.search(r.text[: q.start][-40:]))
+    # Consumer boards boost beyond the clock of the data sheet.
+    slack = (1.2 if any(w in d.name for w in ("GeForce", "Radeon", "TITAN")) else 1.06 for d in row.devices)
+    return max(zip(map(peak, row.devices), slack, strict=True), key=lambda pair: pair[0] * pair[1])
 
 
 def memory_of(row: Row) -> float:
-    """Bytes/s of the one memory that the text names with its limit, else of the fastest; infinity where none is."""
-    named = _named_memories(row.report)
-    if len(named) == 1 and len(row.report.everything.of("devices")) < 2:
-        return next(iter(named))
+    """Bytes/s of the fastest memory; infinity where none is known."""
     return max((d.memory_bps or float("inf") for d in row.devices), default=float("inf"))
 
 
@@ -50,31 +51,6 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     if device.capability == (9, 0):  # whose sheet gives a clock below the highest
         known += [SPARSE_SHEET[f] / n for f in of if f in SPARSE_SHEET for n in (1, 2)]
     return tuple(dict.fromkeys(x for x in known if x))
-
-
-# "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
-EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
-_LIMIT = re.compile(
-    r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|\blimit|ceiling|roofline|"
-    r"\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|upper bound|"
-    r"at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
-    r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
-)
-# What calls a figure a peak, and a percentage one of a peak.
-PEAK = re.compile(
-    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
-)
-SHARE = re.compile(
-    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
-)
-# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
-NAMED = re.compile(
-    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
-    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
-)
-MEASURED = re.compile(
-    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b"
-)
 
 
 def own_words(row: Row, q: Quantity) -> str:
@@ -92,7 +68,7 @@ def own_words(row: Row, q: Quantity) -> str:
 
 def is_limit(own: str) -> bool:
     # "1.73 TB/s of 2.04 TB/s"
-    return bool(_LIMIT.search(own)) and not (MEASURED.search(own) or own.endswith(" of "))
+    return bool(_LIMIT.search(own)) and not (SHOWN.search(own) or own.endswith(" of "))
 
 
 def on_sheet(row: Row, q: Quantity) -> bool:
@@ -107,12 +83,6 @@ def on_sheet(row: Row, q: Quantity) -> bool:
         row.kind == "line" and is_limit(own_words(row, q))
     )
     return bool(told) or any(x and q.plain.meets(x, 0.005) for x in sheet)
-
-
-def is_sheet(q: Quantity) -> bool:
-    """Whether a figure that names its GPU just before it is that GPU's peak."""
-    devices = facts(q.label).of("devices")
-    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
 
 
 def gpu_counts(row: Row) -> tuple[float, ...]:

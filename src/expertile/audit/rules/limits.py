@@ -35,6 +35,24 @@ _OF_DRAM = re.compile(
 )
 # Beside one GPU of which the number is not stated.
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
+_NO_RUN = re.compile(
+    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token"
+)
+_WHOLE = re.compile(
+    r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
+)
+_TRAFFIC = re.compile(
+    r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
+)
+_EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
+_SWEEP = re.compile(
+    r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
+    r"relu|gelu|sweep|saxpy|scale\b"
+)
+_NO_DECODE = re.compile(
+    r"(?i)prefill|sampling|(?:reading the |the )prompt|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
+)
+_STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
 @lru_cache(maxsize=64)
@@ -107,19 +125,15 @@ def _stated(row: Row) -> Iterator[Demand]:
         yield Demand(q, "rate", q.value, q.text, "peak", ask, certain, formats, n, sparse=report.sparse)
 
 
-def _bytes_near(row: Row) -> list[Quantity]:
-    """The bytes that the row's block or the text right above it states."""
-    blocks = row.report.blocks
-    above = next((b for b in range(row.block - 1, -1, -1) if blocks[b].kind != "heading"), row.block)
-    return [q for r in row.report.lines_of_text if r.block in (row.block, above) for q in r.of("bytes")]
-
-
 def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Demand]:
     text = f"{q.words} {row.text.lower()}"
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     # "… at 5.9 TB/s from HBM" says it of the figure itself; so many bytes fit in no cache.
     said = _OF_DRAM.search(q.words)
-    moved = row.of("bytes") or _bytes_near(row)
+    blocks = row.report.blocks  # what the row's block or the text right above it states
+    above = next((b for b in range(row.block - 1, -1, -1) if blocks[b].kind != "heading"), row.block)
+    near = [b for r in row.report.lines_of_text if r.block in (row.block, above) for b in r.of("bytes")]
+    moved = row.of("bytes") or near
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
     other = not said and _CACHED.search(_BOARD.sub("", f"{text} {row.headings}"))
     sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))
@@ -132,33 +146,23 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)
 
 
-_NO_RUN = re.compile(
-    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token"
-)
-_WHOLE = re.compile(
-    r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
-)
-_TRAFFIC = re.compile(
-    r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
-)
-_COPIES = re.compile(r"(?i)memcpy|d2d|\bcopy\b|\btriad\b")
-_EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
-
-
 def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
     """The work of the row's sizes in each of its times."""
     whole, count = row.report.everything.of("formats"), max(gpu_counts(row))
     times = [q for q in row.of("time") if row.devices and q.value.hi > 0 and not _NO_RUN.search(q.words)]
-    work = next((t for t in terms(row) if t.kind == "flop" and not t.figure and t.named), None) if times else None
+    own = row.facts.of("formats")
+    told = len(own) == 1  # "dgemm n=4096" is of one format, and of square matrices
+    held = (t for t in terms(row) if t.kind == "flop" and not t.figure and (t.named or (told and t.near)))
+    work = next(held, None) if times else None
     guess = largest if times and not work and row.kind == "table" and not row.own else None
     # A part of a profile is of something else; a named step of it may be another operation.
-    part = any(not SHARE.search(p.words) for p in row.of("percent"))
+    part = any(not SHARE.search(p.words) for p in row.of("percent") if p.text[0] not in "+-−")
     other = part or re.search(r"conv|spars|winograd|layer|epoch|training", row.words)
     for t in (work, guess) if not other and (row.kind != "line" or len(times) == 1) else ():
         if t is None:
             continue
-        formats = tuple(f for f in whole if t.near or f != "int4")  # INT4 weights are multiplied in another
-        sure = t.near and bool(_WHOLE.search(row.label if row.kind == "table" else row.text))
+        formats = own if not t.named else tuple(f for f in whole if t.near or f != "int4")  # INT4 is a weight's
+        sure = t.near and t.named and bool(_WHOLE.search(row.label if row.kind == "table" else row.text))
         for q in (q for q in times if q.exact or t is guess):
             rate = t.value * (0.5 if 3.5 in t.also else 1.0) / q.value
             if rate.mid < 100 * fastest(row, formats)[0] * count:  # else of something else
@@ -181,11 +185,11 @@ def _moved(row: Row) -> Iterator[Demand]:
     if _EACH_RUN.search(row.text):
         near = [t for r in lines if report.sections[r.block] == report.sections[row.block] for t in r.of("time")]
         near = sorted(near, key=lambda t: t.value.mid)[:1]
-    times = named or [t for t in near if not _NO_RUN.search(t.words)]
+    times = named or [t for t in near if t.exact and not _NO_RUN.search(t.words)]
     told = [(q, f"{q.label[-24:]} {q.after[:16]}") for q in row.of("bytes") if q.exact]
     ends = [(q, words) for q, words in told if re.search(r"(?i)\b(?:reads?|writ\w+)\W*(?:and )?$", q.label[-16:])]
     told = ends if len(ends) == 2 else told
-    only = len(told) == 1 and _COPIES.search(f"{row.lead} {row.headings}")
+    only = len(told) == 1 and re.search(r"(?i)memcpy|d2d|\bcopy\b|\btriad\b", f"{row.lead} {row.headings}")
     moved = [q for q, words in told if named or only or _TRAFFIC.search(words)]
     if moved and times and (named or len(times) == 1):
         t, count = max(times, key=lambda t: t.value.hi), 1.0 if named else max(gpu_counts(row))
@@ -196,18 +200,8 @@ def _moved(row: Row) -> Iterator[Demand]:
         yield Demand(moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, lines=(t.line,))
 
 
-_ONE_PASS = re.compile(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b")
-
-
-_SWEEP = re.compile(
-    r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
-    r"relu|gelu|sweep|saxpy|scale\b"
-)
-_DECODE = re.compile(r"decod|split-?kv|paged")
-
-
 def _swept(row: Row) -> Iterator[Demand]:
-    """The bytes that a run reads and writes at least: of an array of a stated size, of the KV cache of one layer."""
+    """The bytes that a run reads and writes at least: of an array of a stated size."""
     if not row.of("time", "s_per_item") or row.of("percent", "ratio", "tokens_per_s") or not row.devices:
         return
     words = f"{row.words} {row.lead.lower()}"
@@ -215,12 +209,6 @@ def _swept(row: Row) -> Iterator[Demand]:
     if len(formats) != 1 or max(gpu_counts(row)) > 1:
         return
     nbytes = BITS[formats[0]] / 8
-    named = ("batch", "seq", "kv_heads", "head_dim") if _DECODE.search(words) else ()
-    cache = [row.size(name) for name in named]
-    if cache and all(cache) and not row.size("layers"):
-        held, text = [s for s in cache if s], " · ".join(f"{s.value:.0f}" for s in cache if s)
-        total = 2 * nbytes * math.prod(s.value for s in held)
-        yield from _traffic(row, f"2 · {text} {formats[0]} values", total, tuple(s.line for s in held))
     stated = (row.report.facts[b].of("tuples") for b in row.above if row.is_near(b))
     size, shapes = row.size("elements"), {*next(filter(None, stated), ())}
     shape = shapes.pop() if len(shapes) == 1 and _SWEEP.search(words) and row.facts.of("tuples") == () else ()
@@ -228,35 +216,27 @@ def _swept(row: Row) -> Iterator[Demand]:
     size = long if long and long.value > 1e6 else size
     n = size.value if size and size.near else math.prod(shape) if shape else 0
     if n * nbytes > 4 * max(d.l2_bytes for d in row.devices) and not re.search(r"gemm|matmul|conv", words):
-        passes = 1 if _ONE_PASS.search(words) and not shape else 2
+        passes = 1 if re.search(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b", words) and not shape else 2
         text, lines = f"{passes} · {n:.0f} {formats[0]} elements", (size.line,) if size else ()
-        yield from _traffic(row, text, passes * nbytes * n, lines)
-
-
-def _traffic(row: Row, text: str, nbytes: float, lines: Lines) -> Iterator[Demand]:
-    for q in row.of("time", "s_per_item"):
-        if q.exact and q.value.mid and not _NO_RUN.search(q.words):
-            text_of, ask = f"{text} in {q.text}", "is this the same run?"
-            yield Demand(q, "bandwidth", exact(nbytes) / q.value, text_of, "traffic", ask, lines=lines)
-
-
-_NO_DECODE = re.compile(
-    r"(?i)prefill|sampling|(?:reading the |the )prompt|prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
-)
+        for q in (q for q in row.of("time", "s_per_item") if q.exact and q.value.mid and not _NO_RUN.search(q.words)):
+            moved, what = exact(passes * nbytes * n) / q.value, f"{text} in {q.text}"
+            yield Demand(q, "bandwidth", moved, what, "traffic", "is this the same run?", lines=lines)
 
 
 def _generated(row: Row) -> Iterator[Demand]:
     """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), max(gpu_counts(row))
     q = row.only("s_per_token") or q
+    step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)
+    q = row.only("time") if step else q
     lines = row.report.lines_of_text if q and not row.devices else []
     memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     # A time for each token is of no other column.
     text = "" if q and q.kind == "s_per_token" and row.kind == "table" else row.text
-    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q)):
-        rate = w.value / q.value if q.kind == "s_per_token" else q.value * w.value
+    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q, bool(step))):
+        rate = q.value * w.value if q.kind == "tokens_per_s" else w.value / q.value
         most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
         yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.2, most=most, lines=w.lines)

@@ -17,13 +17,15 @@ from expertile.audit.report import Grid
 from expertile.audit.rules.hardware import peaks_of
 from expertile.audit.rules.terms import NO_RUN, combine, derived, law_of
 from expertile.audit.rules.work import ONE, PLAIN, Term, total_of, work_of
-from expertile.audit.units import UNTYPED, kind_of, powers_of, product, unit_of_name
+from expertile.audit.units import RATES, TYPED, UNTYPED, kind_of, powers_of, product, unit_of_name
 
-TYPED = ("time", "rate", "bandwidth", "tokens_per_s", "items_per_s", "s_per_token", "s_per_item", "bytes")
-_RUN = TYPED[1:5]
 Cells = dict[int, Quantity]
 Terms = dict[int, Term]
 Counts = dict[str, dict[int, float]]
+_THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
+_SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
+_AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
+_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,9 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         total = replace(total_of([s.cells[r] for r in body]), text="the sum", lines=())
         yield Source("the sum", s.kind, dict.fromkeys(body, total)), False
     own = grid.column(target)  # a baseline is once itself, or changed by nothing
-    may = [b for b in (body if len(body) <= 24 else (body[0], body[-1])) if not (q := own[b]) or _is_base(q)]
+    unlike = {b for b, q in enumerate(own) if q and q.exact and not q.value.meets(1.0)}
+    unlike -= {b for b, q in enumerate(own) if q and q.value.lo == 0 and q.kind == "percent"}
+    may = [b for b in (body if len(body) <= 24 else (body[0], body[-1])) if b not in unlike]
     bases = [
         ("the row of 1x", {r: max((o for o in ones if o < r), default=-1) for r in body}),
         *((f"line {rows[b].line}", dict.fromkeys(body, b)) for b in may),
@@ -178,10 +182,6 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
         whole = any(b >= 0 and rows[b].summary for b in base.values())
         to = {r: b for r, b in base.items() if b in s.cells and b != r}
         yield Source(name, s.kind, {r: s.cells[b] for r, b in to.items()}), whole
-
-
-def _is_base(q: Quantity) -> bool:
-    return not q.exact or q.value.meets(1.0) or (q.value.lo == 0 and q.kind == "percent")
 
 
 def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
@@ -212,11 +212,6 @@ def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     return {"": dict.fromkeys(targets, 1.0), **some, **pairs}
 
 
-_THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
-_SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
-_AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
-
-
 def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[Source]) -> Iterator[Made]:
     """Columns whose units make the target's, with every count of a row between; one column times a constant."""
     typed, counts = [s for s in sources if s.kind not in ("", *UNTYPED)], _counts(grid, targets, sources)
@@ -236,7 +231,7 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
         each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", f"{s.name} {grid.header[target]}")
         # The mean of so many calls is their total over the calls.
         calls = bool(kind == "time" and _AVERAGE.search(grid.header[target]) and _SUM.search(s.name))
-        may = _loose(kind) and not re.search(NO_RUN, s.name) and (s.kind != kind or (kind in _RUN and each) or calls)
+        may = _loose(kind) and not re.search(NO_RUN, s.name) and (s.kind != kind or (kind in RATES and each) or calls)
         for sign in (1, -1) if may and ("*" in kind or derived((kind, s.kind)) == kind) else ():
             # Tokens and requests are counts too: tokens/s are sequences at once over the time of a token.
             if _loose(kind) == _loose(product("ratio", s.kind, sign)):
@@ -291,9 +286,6 @@ def _usual(
             values = {r: v * found[0] for r, v in expected.items()}
             cells = {r: replace(e.cells[r], value=v, text=e.cells[r].text + by.get(r, "")) for r, v in values.items()}
             yield Made(e.name + name, rule, cells, {}, also, beside, off=thousand)
-
-
-_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
 def shares(grid: Grid, target: int, targets: Cells, sources: list[Source]) -> Iterator[Made]:

@@ -10,28 +10,26 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import (
-    MEASURED,
-    NAMED,
-    PEAK,
-    SHARE,
-    formats_of,
-    gpu_counts,
-    is_limit,
-    is_sheet,
-    on_sheet,
-    own_words,
-    peaks_of,
-)
+from expertile.audit.rules.hardware import SHARE, SHOWN, formats_of, gpu_counts, is_limit, on_sheet, own_words, peaks_of
 from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY, parameters
+from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
 
+# What calls a figure a peak.
+PEAK = re.compile(
+    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
+)
+# A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
+NAMED = re.compile(
+    r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
+    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
+)
 # What a bandwidth is of.
 _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
-    "PCIe": r"pci[- ]?e",
+    "PCIe": r"pci[- ]?e|\bgen ?[3-6] ?x\d",
     "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
     r"connectx|^\W*speed: |[gm]bits?/s",
     "xGMI": r"xgmi|infinity fabric",
@@ -39,7 +37,7 @@ _PARTS = {
     "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
-_COPIED = re.compile(r"(?i)h2d|d2h|\bhost|pinned")
+_COPIED, _ON_DEVICE = re.compile(r"(?i)h2d|d2h|\bhost|pinned"), re.compile(r"(?i)d2d|device.to.device")
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
@@ -57,8 +55,12 @@ _PCIE = re.compile(
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
-_SEVERAL = re.compile(r"(?i)\b(?:peaks|limits|ceilings|peak rates)(?: \w+)? (?:are|of)\b")
-_KINDS = ("rate", "bandwidth", "tokens_per_s", "items_per_s")
+_COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
+_OF = re.compile(
+    r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
+    r"\w+'s)\W*)*"
+)
+_PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
-    copied = _part(row.report.text) if _COPIED.search(own) else ""
+    over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
+    copied = _part(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else ""
     part = _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory"
     return "" if q.kind != "bandwidth" else copied or part if part == "memory" else part
 
@@ -102,15 +105,13 @@ def limits(report: Report) -> Iterator[Finding]:
     """Every rate against the one limit of its part that is stated, or that the name of its link means."""
     stated: list[_Limit] = []
     for row in report.lines_of_text:
-        held = [(q, own_words(row, q)) for q in row.of(*_KINDS) if q.value.mid]
+        held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
         said = [
-            bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or is_sheet(q))
+            bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or _is_sheet(q))
             for q, own in held
         ]
-        if any(said) and _SEVERAL.search(row.text):  # "the peaks are 165 and 330 TFLOPS"
-            said = [told or q.kind == held[said.index(True)][0].kind for told, (q, _) in zip(said, held, strict=True)]
         for (q, own), told in zip(held, said, strict=True):
-            if (told or (any(said) and _ways(own) and not MEASURED.search(row.text))) and "spars" not in own:
+            if (told or (any(said) and _ways(own) and not SHOWN.search(row.text))) and "spars" not in own:
                 part = "/".join(facts(own).of("formats"))
                 part = part if q.kind == "rate" else _part(own) or _part(row.text) or _part_of(row, q, own)
                 many = _LINKS_OF.search(own[: own.find(q.text)])
@@ -119,12 +120,16 @@ def limits(report: Report) -> Iterator[Finding]:
     known = {id(limit.q) for limit in stated}
     for row in report.all_rows:
         yield from _bus(row)
-        for q in (*row.of(*_KINDS), *_crossed(row)):
+        for q in (*row.of(*RATES), *_crossed(row)):
             own = own_words(row, q)
+            if row.kind == "table" and any(
+                re.search(r"(?i)\b(?:mean|avg|min|median)\b", x.label) for x in row.of(q.kind)
+            ):
+                own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
             if q.exact and q.value.mid and not other:
                 lines = len(report.lines)
-                reach = lines if lines < (60 if q.kind in _KINDS[:2] else 3) else 29 if q.kind in _KINDS[:2] else 1
+                reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
                 yield from _beyond(row, q, own, near)
 
@@ -162,7 +167,7 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     if not held:
         return
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
-    most = limit.value * ((ways or 2) / limit.ways if limit.ways and link else 1)
+    most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     several = max((1.0, *row.report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
@@ -186,9 +191,6 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     if p and made and _OF_LINK.search(p.words) and not any(m.meets(x, s) for x in whole for m, s in made):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
-
-
-_COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
 
 
 def _bus(row: Row) -> Iterator[Finding]:
@@ -220,15 +222,9 @@ def _link(text: str, row: Row) -> _Limit | None:
     return _Limit("NVLink", values.pop(), 2, f"{names[0]}'s NVLink") if len(values) == 1 else None
 
 
-_OF = re.compile(
-    r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
-    r"\w+'s)\W*)*"
-)
-
-
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
     """Whether a sentence says "64 % of 756 TFLOPS"."""
-    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of\b|\W*/", row.text[base.end :]):
+    if row.kind != "line" or p.end >= base.start or re.match(r"\W*(?:out )?of (?:the )?\d|\W*/", row.text[base.end :]):
         return False
     return bool(_OF.fullmatch(row.text[p.end : base.start]))
 
@@ -246,13 +242,16 @@ def shares(report: Report) -> Iterator[Finding]:
         yield from _mfu(row)
 
 
+def _is_sheet(q: Quantity) -> bool:
+    """Whether a figure that names its GPU just before it is that GPU's peak."""
+    devices = facts(q.label).of("devices")
+    return any(x and q.value.meets(x, 0.005) for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)))
+
+
 def _is_peak(row: Row, q: Quantity) -> bool:
     """Whether a figure, or the first words of its table's row, say so."""
     told = PEAK.search(" ".join((q.words, *row.label.lower().split()[:3]))) or on_sheet(row, q)
     return bool(told or any(_of(row, p, q) for p in row.of("percent"))) and not _PART_OF.match(row.text, q.end)
-
-
-_PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
 def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) -> Iterator[Finding]:
@@ -298,22 +297,30 @@ def _mfu(row: Row) -> Iterator[Finding]:
     if not rates and row.kind == "line":  # the one rate of its paragraph
         rates = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
     rates = rates if len(rates) < 2 else [q for q in rates if q.per_device]
-    n = parameters(row) if len(rates) == 1 and rates[0].exact and rates[0].value.mid else None
+    if not rates and re.search(r"(?i)\btrain(?:ed|ing)\b", report.text):  # any of the report's
+        rates = [x for r in report.all_rows for x in r.of("tokens_per_s")]
+    elif len(rates) > 1:
+        return
+    rates = [q for q in rates if q.exact and q.value.mid]
+    n = parameters(row) if rates else None
     if not n:
         return
-    q = rates[0]
     formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
+    most = 6.5 if re.search(r"\b6 ?[·*×]? ?N\b", row.text) else most  # without attention
     peaks = [(x, 5.1) for d in row.devices for f in formats if (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
+    stated = [x.value.mid for x in row.of("rate") if on_sheet(row, x)]  # the peak meant
+    peaks = [(x, 5.1) for x in stated] or peaks
     counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
-    rate, counts = n * q.value.mid, (1.0,) if q.per_device else counts
-    each = [Interval(least, 6.0, most) * (rate / (x * g)) for x, least in peaks for g in counts]
+    work = [(q, n * q.value.mid / g) for q in rates for g in ((1.0,) if q.per_device else counts)]
+    each = [Interval(least, 6.0, most) * (rate / x) for _, rate in work for x, least in peaks]
     if each and not any(e.meets(p.value) for e in each):
-        shares = (6 * rate / (x * g) for d in row.devices for x in peaks_of(d, [*formats]) for g in counts)
-        best = min(shares, key=lambda x: abs(x - p.value.mid))
-        at = f"{n / 1e9:.3g} B parameters at {q.text} on {row.devices[0].name}"
+        known = stated or [x for d in row.devices for x in peaks_of(d, [*formats])]
+        shares = ((6 * rate / x, q) for x in known for q, rate in work)
+        best, q = min(shares, key=lambda of: abs(of[0] - p.value.mid))
+        at = f"{n / 1e9:.3g} B parameters at {q.text}" + f" on {row.devices[0].name}" * (not stated)
         message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
         yield finding(QUESTION, "MFU", message, p, q)
 

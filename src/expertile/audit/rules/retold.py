@@ -6,44 +6,65 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from expertile.audit.facts import facts
+from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
-from expertile.audit.rules.made import TYPED
-from expertile.audit.rules.told import APART, OUTCOME, TIMES, change_of, may_be, mid, not_made, words_near
+from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near
 from expertile.audit.rules.totals import MEAN, may_come_to
+from expertile.audit.units import RATES, TIMES, TYPED
 
 _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
 _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
-
-
-def _near(report: Report, row: Row) -> list[Grid]:
-    return [g for g in report.tables if 1 < len(g.rows) < 60 and min(abs(r.line - row.line) for r in g.rows) < 40]
-
-
+_SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previously)\b")
+_CALLS = re.compile(
+    r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
+)
+_SO = re.compile(r"(?i)\d(?: times| calls| launches| layers|-layer)\b.*(?:\b(?:so|thus|hence|which|i\.e|makes?)\b|=|→)")
+_KEPT = re.compile(
+    rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
+    r"(?:keeps?|retains?|leaves)\W+$"
+)
+_GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
+_NAME = re.compile(
+    r"(?i)\b(?!(?:is|are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}"
+)
+_ALL = re.compile(
+    r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
+    r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
+    r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
+)
+_NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
+_LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
+_MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
+_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
+_WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
+_OVER = re.compile(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b")
 
 
 def retold(report: Report) -> Iterator[Finding]:
     """Each sentence against the tables within forty lines of it, and the direction of its own ratios."""
+    tables = [g for g in report.tables if 1 < len(g.rows) < 60]
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
         yield from _direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
         if row.line in in_tables or earlier or APART.search(row.text):
             continue
-        above = _near(report, row)
+        above = [g for g in tables if min(abs(r.line - row.line) for r in g.rows) < 40]
         long = [g for g in above if len(g.body) > 2]
         if _ALL.search(row.text) and not _NOT_ALL.search(row.text) and not row.of("ratio", "percent"):
             yield from itertools.chain(*(_every(g, row) for g in long if g.drawn))
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
+        yield from _called(row, above)
         for q in (q for q in row.quantities if q.value.mid):
+            yield from _kept(row, q, above)
             if long and q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, long)
                 yield from _extreme(row, q, long)
@@ -74,17 +95,46 @@ def twins(report: Report) -> Iterator[Finding]:
                     yield not_made(q, [a, b], False)
 
 
+def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "It is called 24 times, so 9.6 ms in all": a power of ten off so many times a row's time."""
+    q, counts = row.only("time"), {float(n) for n in _CALLS.findall(row.text)}
+    cells = [c for g in grids for r in g.body for c in r.of("time") if c.value.mid] if q and len(counts) == 1 else []
+    made = [(c.value * n, c) for c in cells for n in counts if q and _SO.search(row.text[: q.start])]
+    steps = (10.0, 100.0, 1000.0, 0.1, 0.01, 0.001)
+    off = [(m, c) for m, c in made for k in steps if q and (m * k).meets(q.value, 0.003)]
+    if q and off and not any(m.meets(q.value, 0.03) for m, _ in made):
+        m, c = off[0]
+        message = f"{counts.pop():.0f} × {c.text} of line {c.line} is {si(m.mid, 's')}, not {q.text}: which unit?"
+        yield finding(QUESTION, "retold", message, q, c)
+
+
+def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
+    """ "From one node to eight keeps 84 % of the throughput": of a table's rows whose GPUs are in that proportion."""
+    m = _KEPT.search(row.text[: q.start])
+    for g in grids if m and q.kind == "percent" and q.exact else ():
+        times = float(DIGITS.get(m["b"].lower(), m["b"])) / float(DIGITS.get(m["a"].lower(), 1)) if m else 0.0
+        rows = sorted((r for r in g.body if r.own.get("gpus")), key=lambda r: r.own["gpus"])
+        more = [r for r in rows if r.own["gpus"] == times * rows[0].own["gpus"]]
+        columns = (c for c in g.columns(*RATES) if more and rows[0].figure(c) and more[0].figure(c))
+        gains = [more[0].figure(c).value / rows[0].figure(c).value for c in columns]  # type: ignore[union-attr]
+        if gains and not any(q.value.meets(x * n, 0.015) for x in gains for n in (1.0, 1 / times)):
+            low = min(gains, key=lambda x: x.mid).mid
+            message = f"lines {rows[0].line} and {more[0].line} keep {100 * low:.3g} %, not {q.text}: which rows?"
+            yield finding(QUESTION, "retold", message, q, lines=(rows[0].line, more[0].line))
+
+
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]) -> Iterator[Finding]:
     """A figure that the named row has otherwise, or that is more than any row's."""
     held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
     sums = [x for a, b in itertools.combinations(map(mid, held), 2) for x in (abs(a - b), a + b)]
     close = min(held, key=lambda c: abs(math.log(mid(c) / mid(q))), default=q)
-    same = any(c.value.meets(q.value, 0.015) for c in cells) or any(q.value.meets(x, 0.03) for x in sums)
+    same = any(c.value.meets(q.value, 0.015) for c in cells) or any(close.value.meets(x.value) for x in row.of(q.kind))
+    same |= any(q.value.meets(x, 0.03) for x in sums)
     most = max(cells, key=lambda c: c.value.hi, default=q)
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)
-    elif q.kind not in TYPED[1:5] or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
+    elif q.kind not in RATES or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
         return
     elif 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi and not MEAN.search(row.text):
         message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
@@ -95,7 +145,10 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     """A gain that no two figures of a table make."""
     kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
     mean = MEAN.search(row.text.replace("_", " "))
-    if mean or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
+    # "72 % of the hours" and a utilisation are no gains.
+    share = re.match(r"\W*of\b", row.text[q.end :]) and not OUTCOME.search(row.text[: q.start][-24:])
+    share = q.kind == "percent" and (share or any(r and _SHARE.search(r.text) for r in (row, row.before)))
+    if mean or share or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
         return
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(words_near(row, q, 48, 24))):
@@ -156,24 +209,6 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str) -> list[
     return found
 
 
-_RATES = ("rate", "bandwidth", "tokens_per_s", "items_per_s", "ratio")
-_GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
-_NAME = re.compile(
-    r"(?i)\b(?!(?:is|are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}"
-)
-_ALL = re.compile(
-    r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
-    r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
-    r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
-)
-_NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
-_LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
-_MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
-_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
-_WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
-_OVER = re.compile(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b")
-
-
 def _direction(row: Row) -> Iterator[Finding]:
     """ "CUDA 3.21 ms, Triton 4.21 ms: Triton is 1.31x faster": the name before the ratio stands at one figure alone."""
     for q, m in ((q, m) for q in row.of("ratio") if q.exact and (m := _GAIN.match(row.text, q.end))):
@@ -191,8 +226,10 @@ def _direction(row: Row) -> Iterator[Finding]:
 
 def _every(grid: Grid, row: Row) -> Iterator[Finding]:
     """ "Faster on every shape" beside a table of two columns with a row where it is not."""
-    for kind in (*TIMES, *_RATES, "number"):
-        pairs = _pairs(grid, kind)
+    for kind in (*TIMES, *RATES, "ratio", "number"):
+        both = grid.columns(kind)
+        rows = grid.body if len(both) == 2 else []
+        pairs = [(x, y) for r in rows if (x := r.figure(both[0])) and (y := r.figure(both[1]))]
         less = [(x, y) for x, y in pairs if x.value.hi < y.value.lo]
         more = [(x, y) for x, y in pairs if x.value.lo > y.value.hi]
         few = min(less, more, key=len)
@@ -207,12 +244,6 @@ def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]
     return [(g, held) for g, held in columns if len(held) > 2]
 
 
-def _pairs(grid: Grid, kind: str) -> list[tuple[Quantity, Quantity]]:
-    """The rows' figures of a kind that only two columns have."""
-    columns = grid.columns(kind) if len(grid.columns(kind)) == 2 else ()
-    return [(x, y) for r in grid.body if columns and (x := r.figure(columns[0])) and (y := r.figure(columns[1]))]
-
-
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """What is called the mean of a column, or the total of the one column of a table right above."""
     mean = MEAN.search(q.label[-40:].replace("_", " ")) and _OVER.search(row.text)
@@ -222,6 +253,10 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         above = (g for g in grids if g.drawn and 0 < row.line - g.rows[-1].line < 5)
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
+    if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out
+        heads = [{*_WORDS.findall(re.sub(r"\(.*?\)", "", g.header[of[0].column]).lower())} for g, of in columns]
+        text = {*_WORDS.findall(row.text.lower())}
+        columns = [c for c, head in zip(columns, heads, strict=True) if head <= text and _whole(c[0])]
     if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
         return
     made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total)]
@@ -233,12 +268,17 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         yield finding(QUESTION, "total", message, q, lines=tuple(x.line for x in held))
 
 
+def _whole(grid: Grid) -> bool:
+    shares = [[q for r in grid.body if (q := r.figure(c, "percent"))] for c in grid.columns("percent")]
+    return any(0.99 < sum(q.value.mid for q in of) < 1.01 for of in shares if len(of) == len(grid.body))
+
+
 def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """The best row is said to be one that another of the same sizes beats."""
     before = row.text[max(0, q.start - 120) : q.start]
     low = q.kind in TIMES and _LEAST.search(before)
-    high = (q.kind in _RATES and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
-    if bool(low) == bool(high) or re.search(r"(?i)\b(?:at|for|with|second|next|of the|per|each)\b", before[-30:]):
+    high = (q.kind in (*RATES, "ratio") and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
+    if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
         return
     for grid, held in _columns(q, grids):
         same = [x for x in held if x.value.mid == q.value.mid]

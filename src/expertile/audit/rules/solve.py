@@ -6,25 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from expertile.audit.facts import BITS, facts
+from expertile.audit.facts import BITS, DIGITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import Interval
+from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
-from expertile.audit.rules.terms import (
-    COLLECTIVE,
-    GIB,
-    SINGLE,
-    WRITTEN,
-    Law,
-    combine,
-    derived,
-    law_of,
-    multiples,
-    parameters,
-    terms,
-)
+from expertile.audit.rules.terms import COMMS, GIB, SINGLE, WRITTEN, Law, combine, derived, law_of, parameters, terms
 from expertile.audit.rules.work import ONE, Term, total_of
 from expertile.audit.units import UNTYPED, product
 
@@ -35,6 +23,22 @@ _ONE_WAY = re.compile(
 )
 _BOTH_WAYS = re.compile(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
 _HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
+_SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
+_BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
+WALL = re.compile(
+    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done|job length)"
+)
+_SIDES = re.compile(
+    r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)"
+)
+_STEP = re.compile(
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
+)
+_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|cost|came to|bill|energy|needed)\b")
+_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s")
 
 
 def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
@@ -48,7 +52,7 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         close = all(b.start - a.end < 40 for a, b in itertools.pairwise(held))
         return close and all(t.figure or t is ONE for t in combo)
     written = held[-1].kind == "bandwidth" and WRITTEN.search(row.text[: held[-1].start])
-    if re.search(COLLECTIVE, f"{row.lead} {row.headings}"):
+    if re.search(COMMS, f"{row.lead} {row.headings}"):
         return False
     return len(held) == 3 and bool(_ONE_WAY.search(row.said or row.text) or written)
 
@@ -61,6 +65,21 @@ def rows(report: Report) -> Iterator[Finding]:
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
+
+
+def of_one(report: Report) -> Iterator[Finding]:
+    """ "So 40 tok/s for one user" behind a line with the one time that a token takes."""
+    lines = report.lines_of_text
+    for i, row in enumerate(lines):
+        q = row.only("tokens_per_s")
+        if q and len(row.quantities) == 1 and SINGLE.search(row.text) and _SO.search(row.text[: q.start]):
+            t = next((r for r in lines[max(0, i - 3) : i][::-1] if r.of("time") and r.block == row.block), row).only(
+                "time"
+            )
+            once = t.value * q.value if t else exact(1.0)
+            if t and not once.meets(1.0, 0.1) and once.meets(1.0, 4.0):
+                message = f"1 ÷ {t.text} is {1 / t.value.mid:.4g} tokens/s, not {q.text}: is it the time of one token?"
+                yield finding(QUESTION, "tokens/s", message, q, t)
 
 
 def _by_kind(some: Iterable[Term]) -> dict[str, list[Term]]:
@@ -88,6 +107,8 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
         key, of_c = frozenset((x, y, c)), [ONE] if c == "ratio" and sign > 0 else pool.get(c)
         borrowed = key & lent.keys()
         own = len(borrowed) < 2 or (most == 2 >= len(borrowed) and derived((x, y, c)) not in borrowed)
+        # Beside other times a rate of another line is of one of them.
+        own &= derived((x, y, c)) not in borrowed or not any(len(around.get(k, ())) > 1 for k in key - borrowed)
         if of_c and own and key not in seen:
             seen.add(key)
             some = (pool[x], pool[y], of_c) if sign > 0 else (pool[y], of_c, pool[x])
@@ -116,13 +137,25 @@ def _around(row: Row) -> list[Term]:
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
     near += [t for t in last if goes_on and t.kind not in own]
-    # Of a log's times the one that is of the whole.
-    wall = [t for t in near if t.kind == "time" and kind == "code" and t.figure and WALL.search(t.figure.label)]
-    near = [t for t in near if t.kind != "time" or len(wall) != 1 or t is wall[0]]
+    # Of a log's times and bytes the one that is of the whole.
+    for whole, form in (("time", WALL), ("bytes", _BOTH)) if kind == "code" else ():
+        wall = [t for t in near if t.kind == whole and t.figure and form.search(t.figure.label)]
+        near = [t for t in near if t.kind != whole or len(wall) != 1 or t is wall[0]]
     priced = any(q.kind.startswith("$/") for q in row.quantities) and not any(t.kind == "$/s" for t in near)
     rows = [r for r in report.all_rows if r is not row and r.of("$/s", "$/gpu*s")] if priced else []
     prices = {t.value.mid: t for r in rows for t in terms(r) if t.kind == "$/s"}
     return near + [*prices.values()] * (len(prices) == 1)
+
+
+def _multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "concurrency")) -> tuple[float, ...]:
+    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
+    of = row.report.everything.of
+    named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
+    several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
+    beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
+    beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
+    counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
+    return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
 
 
 def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
@@ -154,13 +187,18 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(said))
     also = GIB if law.rule == "bandwidth" and one_way else law.also
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
-    counts = multiples(row, ("batch", "concurrency")) if each else multiples(row)
+    counts = _multiples(row, ("batch", "concurrency")) if each else _multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
+    if not row.facts.of("gpus"):  # any number of them that the report has
+        gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
+        factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))
     # Of one of so many GPUs that nobody says, it is any part.
     several = law.several and not row.report.everything.of("gpus")
     part = several and (lent or any(t.figure and not t.figure.per_device for t in held[at]))
     targets, broken = [t for t in held[at] if t.figure and not (part and t.figure.per_device)], []
     good = [c[at] for c in itertools.product(*held) if _fits(c, factors)]
+    if good and row.kind == "line" and len(targets) > 1:
+        return  # the others are of something else
     for target in targets:
         # Beside one that fits, what counts otherwise: reads and writes, all GPUs.
         if any(target.value.meets(t.value * f, 0.03) for t in good for f in law.also if t is not target):
@@ -177,24 +215,14 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             f.meets(n, 30.0) or any(f.meets(n * s, 0.03) for s in (1e3, 1e-3)) for n in ways for f in off
         )
         if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
-            broken.append(min(combos, key=_off))  # a total is of inputs and outputs
+            nearest = min(zip(off, combos, strict=True), key=lambda of: abs(math.log(of[0].mid)))
+            broken.append(nearest[1])  # a total is of inputs and outputs
     two = lent and len(targets) == 2 and targets[0].text != targets[1].text
     if broken and len(broken) in (1, len(targets)) and not two:
         # "14,042 questions; at 31 questions per second": all of them, or some?
         known = all(len(some) == 1 and (not (f := some[0].figure) or f.noun != "other") for some in held)
         sure = known and not lent and all(t.near and t.named for t in broken[0])
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
-
-
-WALL = re.compile(
-    r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
-    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done)"
-)
-
-
-_SIDES = re.compile(
-    r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)"
-)
 
 
 def _side(label: str) -> str:
@@ -216,6 +244,8 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
     steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
+    if batch and any(t.figure and t.kind == "s_per_item" and re.search("(?i)step", t.figure.label) for t in combo):
+        return False  # which is no sample
     batched = nouns == {"step", "sample"} and row.size("batch") and not steps
     if steps and batch:
         return False  # a batch is of samples
@@ -225,11 +255,6 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 def _fits(combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
     f = combo[0].value * combo[1].value / combo[2].value
     return not f.beyond(1.1) or any(f.meets(n * x, 0.08 if n == 1 else 0.03) for n in factors for x in combo[2].also)
-
-
-def _off(combo: tuple[Term, ...]) -> float:
-    """How far a × b is from c, as a logarithm."""
-    return abs(math.log((combo[0].value * combo[1].value / combo[2].value).mid))
 
 
 def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bool:
@@ -251,11 +276,6 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     message = f"{made.text} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
     beside, lines = [t.figure for t in others if t.figure], tuple(n for t in combo for n in t.lines)
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
-
-
-_STEP = re.compile(
-    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
-)
 
 
 def counted(report: Report) -> Iterator[Finding]:
@@ -305,9 +325,6 @@ def _batched(report: Report) -> Iterator[Finding]:
         yield finding(QUESTION, "throughput", message, samples[0], steps[0])
 
 
-_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
-
-
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
@@ -322,18 +339,25 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
             yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
-        elif not n and len(formats) == 1 and row.kind == "line" and q.exact and not _CARD.match(row.text, q.end):
-            yield from _of_models(row, q, BITS[formats[0]] / 8)
 
 
-_CARD = re.compile(r"(?i) ?(?:card|gpu|of (?:v?ram|memory)|free|left|[a-z]*\W*\w* fits?\b)")
-
-
-def _of_models(row: Row, q: Quantity, each: float) -> Iterator[tuple[Term | None, float, str]]:
-    """The weights of any model that the paragraph names, with scales and embeddings."""
-    rows = [r for r in row.report.lines_of_text if r.block == row.block]
-    models = [p for r in rows for p in r.of("params") if p.exact and p.value.mid > 1e8]
-    sizes = [Interval(0.93 * p.value.lo * each, p.value.mid * each, 1.4 * p.value.hi * each) for p in models]
-    if models and not any(q.value.meets(s) for s in sizes):
-        near = min(zip(sizes, models, strict=True), key=lambda of: abs(math.log(of[0].mid / q.value.mid)))
-        yield Term("bytes", near[0], f"{near[1].text} in {8 * each:.0f} bits", (near[1].line,)), 0.0, "compression"
+def spent(report: Report) -> Iterator[Finding]:
+    """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
+    held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
+    gpus = report.everything.of("gpus")
+    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and WALL.search(t.label)]
+    hours = [t * n for t in lasted for n in gpus if n > 1]
+    made = {
+        "gpu*s": hours,
+        "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours],
+        "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
+    }
+    for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):
+        parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
+        some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
+        near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
+        said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
+        if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
+            unit = {"energy": (3.6e6, "kWh"), "gpu*s": (3600.0, "GPU-hours")}.get(q.kind, (1.0, "USD"))
+            message = f"the times, prices and powers stated make {near.mid / unit[0]:.5g} {unit[1]}"
+            yield finding(QUESTION, "cost", f"{message}, not {q.text}: of which run is it?", q)

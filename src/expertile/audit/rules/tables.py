@@ -10,12 +10,24 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval, exact
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.made import TYPED, Cells, Made, printed_as, products, quotients, shares, sources_of
+from expertile.audit.rules.made import Cells, Made, printed_as, products, quotients, shares, sources_of
+from expertile.audit.units import RATES, TYPED
 
 _PART = re.compile(
     r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
 )
 _NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
+_COUNTED, _TIMED = ("tokens", "items", "params"), ("time", "s_per_item")
+# What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
+_WAYS: dict[str, Callable[[Interval], Interval]] = {
+    "": lambda x: x,
+    "÷": lambda x: exact(1.0) / x,
+    "²": lambda x: x * x,
+    "³": lambda x: x * x * x,
+    " log": lambda x: x * math.log(x.mid),
+}
+_FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
+_SCOPE = re.compile(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
 
 
 def columns(report: Report) -> Iterator[Finding]:
@@ -29,17 +41,6 @@ def columns(report: Report) -> Iterator[Finding]:
             other = _NO_QUOTIENT.search(name) or (ratio and not _PART.search(name.strip()))
             if len(kinds) == 1 and 2 * len(cells) >= len(grid.rows) and len(grid.header) < 40 and not other:
                 yield from _column(grid, index, kinds.pop())
-
-
-_COUNTED, _RATES, _TIMED = ("tokens", "items", "params"), TYPED[1:5], ("time", "s_per_item")
-# What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
-_WAYS: dict[str, Callable[[Interval], Interval]] = {
-    "": lambda x: x,
-    "÷": lambda x: exact(1.0) / x,
-    "²": lambda x: x * x,
-    "³": lambda x: x * x * x,
-    " log": lambda x: x * math.log(x.mid),
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _factors(grid: Grid) -> Iterator[_Factor]:
         if len(kinds) == 1 and len(cells) >= max(4, len(grid.body) - 1):
             (kind,) = kinds
             whole = kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in cells.values())
-            if kind in (*_RATES, *_TIMED) or _varies(cells.values()):
+            if kind in (*RATES, *_TIMED) or _varies(cells.values()):
                 sizes += (size := whole and kind == "number")
                 for way in [*_WAYS][: 5 if size and sizes < 5 else 2]:
                     yield _Factor(name, way, {r: _WAYS[way](x) for r, x in cells.items()}, c, kind, whole)
@@ -80,7 +81,7 @@ def proportions(report: Report) -> Iterator[Finding]:
             others = [f for f in factors if f.column != target.column and same_statistic(f.name, target.name)]
             for some in itertools.combinations(others, n):
                 # Work is rate × time, so that a rate falls with the time and grows with the sizes.
-                timed = target.kind in _RATES and any(f.kind in _TIMED for f in some)
+                timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
                 ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
                 chosen = all(f.whole for f in (target, *some))  # nobody measured it
                 if ways and not chosen and len({f.column for f in some}) == n:
@@ -210,10 +211,6 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
             message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
             yield finding(QUESTION, "mean of ratios", message, s)
-
-
-_FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
-_SCOPE = re.compile(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
 
 
 def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Finding]:

@@ -4,19 +4,76 @@ Any three kinds whose units balance make a law (tokens/s × s = tokens, J/token 
 LAWS says more of some of them.
 """
 
-import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
-from expertile.audit.facts import BITS, DIGITS
+from expertile.audit.facts import BITS
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.work import Term, total_of, work_of
 from expertile.audit.units import UNTYPED, product
+
+NO_RUN = (
+    r"(?i)peak|theoretical|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
+)
+# Times of a part of the run, and figures of several requests.
+_NOT_ALL = (
+    r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
+    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
+    r"pipelined|window"
+)
+_SHARED = (
+    r"(?i)(?<!single[ -])(?<!one[ -])users?\b|concurren|total|clients|parallel|"
+    r"\beach(?! (?:stream|user|request|client))"
+)
+COMMS = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
+_ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
+# The directions of a link.
+ONE_WAY = re.compile(
+    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
+    r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
+    r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)|"
+    r"(?<!bidirectional_)memcpy_(?:read|write)"
+)
+BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
+NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
+GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
+# The figure that follows from the others, where several may.
+_DERIVED = re.findall(
+    r"\S+",
+    "insn/cycle cycle/s $/token token/J flop/J J/token rate bandwidth tokens_per_s items_per_s intensity money energy "
+    "power s_per_token s_per_item gpu*s bytes tokens flop time",
+)
+# Rates that are no work over the whole time.
+_NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
+_HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
+# "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
+WRITTEN = re.compile(
+    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
+    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
+)
+# Models of which not every parameter is used, or not as often as 6·N says.
+_SPARSE = re.compile(
+    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
+    r"offload|spars|gpt-?oss|deepseek"
+)
+_DRAFTED = re.compile(
+    r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
+)
+_ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
+_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
+MODEL = re.compile(
+    r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
+    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
+)
+SINGLE = re.compile(
+    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
+    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
+)
+_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
 
 @dataclass(frozen=True)
@@ -33,38 +90,9 @@ class Law:
     sure: str = ""
 
 
-NO_RUN = (
-    r"(?i)peak|theoretical|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
-)
-# Times of a part of the run, and figures of several requests.
-_NOT_ALL = (
-    r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
-    r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
-    r"pipelined|window"
-)
-_SHARED = (
-    r"(?i)(?<!single[ -])(?<!one[ -])users?\b|concurren|total|clients|parallel|"
-    r"\beach(?! (?:stream|user|request|client))"
-)
-COLLECTIVE = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
-_ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
-# The directions of a link.
-ONE_WAY = re.compile(
-    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
-    r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
-    r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)"
-)
-BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|together|in total|two[- ]way|aggregat|<->")
-GIB = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486)
 LAWS = (
     Law("rate", "rate time flop", unless=NO_RUN + r"|sparse|winograd|strassen|effective", sure="always"),
-    Law(
-        "bandwidth",
-        "bandwidth time bytes",
-        (*GIB, 2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3),
-        unless=COLLECTIVE,
-        sure="moved",
-    ),
+    Law("bandwidth", "bandwidth time bytes", (*GIB, *_PASSES), unless=COMMS, sure="moved"),
     Law("tokens/s", "tokens_per_s s_per_token ratio", several=True, unless=_SHARED, sure="near"),
     Law("tokens/s", "tokens_per_s time tokens", several=True, unless=_NOT_ALL, sure="always"),
     Law("tokens/s", "tokens_per_s s_per_item tokens", several=True, unless=_NOT_ALL, sure="always"),
@@ -78,29 +106,12 @@ LAWS = (
     Law("cycles", "instructions insn/cycle cycles", sure="always"),
     Law("cycles", "cycles cycle/s time", unless="(?i)boost|base clock|locked"),
     Law("energy", "energy power time", several=True),
-    Law("cost", "money $/gpu*s gpu*s", sure="always"),
-    Law("cost", "money $/s time", several=True),
+    Law("cost", "money $/gpu*s gpu*s", unless=NO_RENT, sure="always"),
+    Law("cost", "money $/s time", several=True, unless=NO_RENT),
     Law("cost", "$/s tokens_per_s $/token", unless="(?i)input|blend"),
     Law("memory", "bytes B/param params", several=True, sure="always"),
 )
 _BY_KINDS = {frozenset(law.kinds.split()): law for law in LAWS}
-# The figure that follows from the others, where several may.
-_DERIVED = (
-    *(
-        "insn/cycle",
-        "cycle/s",
-        "$/token",
-        "token/J",
-        "flop/J",
-        "J/token",
-        "rate",
-        "bandwidth",
-        "tokens_per_s",
-        "items_per_s",
-        "intensity",
-    ),
-    *("money", "energy", "power", "s_per_token", "s_per_item", "gpu*s", "bytes", "tokens", "flop", "time"),
-)
 
 
 def law_of(a: str, b: str, c: str) -> Law:
@@ -118,27 +129,6 @@ def combine(a: Term, b: Term, sign: int) -> Term:
 def derived(kinds: tuple[str, ...]) -> str:
     """The kind of the figure that a law makes of the others."""
     return min(kinds, key=lambda k: _DERIVED.index(k) if k in _DERIVED else 50 if "/" in k else 99)
-
-
-def multiples(row: Row, names: tuple[str, ...] = ("batch", "gpus", "accum", "concurrency")) -> tuple[float, ...]:
-    """Counts by which a figure of the row may be multiplied or divided: GPUs, sequences, small numbers beside."""
-    of = row.report.everything.of
-    named = [n for name in names for n in {*of(name), row.own.get(name, 1)} if n > 1]
-    several = {prod(some) for k in (1, 2, 3) for some in itertools.combinations(named, k) if len(named) < 9}
-    beside = re.findall(r"(?<![\w.,:-])(\d{1,3})(?![\w.,%:-]|\s(?:ms|s|x|tok\w*)\b)", row.text)
-    beside += [DIGITS[w] for w in re.findall(r"[a-z]+", row.text.lower()) if w in DIGITS]
-    counts = {n for n in (*several, *map(float, beside), *named) if n > 0}
-    return tuple(dict.fromkeys((1.0, *counts, *(1 / n for n in counts))))
-
-
-# Rates that are no work over the whole time.
-_NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
-_HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
-# "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
-WRITTEN = re.compile(
-    r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
-    r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
-)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -187,22 +177,6 @@ def terms(row: Row) -> tuple[Term, ...]:
     return tuple(found)
 
 
-# Models of which not every parameter is used, or not as often as 6·N says.
-_SPARSE = re.compile(
-    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
-    r"offload|spars|gpt-?oss|deepseek"
-)
-_DRAFTED = re.compile(
-    r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
-)
-_ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
-_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-_MODEL = re.compile(
-    r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
-    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
-)
-
-
 def _whole(row: Row, text: str) -> bool:
     """Whether every parameter is used once for each token."""
     return not any(form.search(_ABSENT.sub("", of)) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
@@ -213,27 +187,21 @@ def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
         text = _PARAMS.sub(r"\2\1", text)
-        if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in _MODEL.findall(text)}:
+        if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}:
             # "7B" and "7.24 B parameters" are one.
             one = max(found) < 1.1 * min(found) and _whole(row, text)
             return max(found, key=lambda n: found[n]) if one else None
     return None
 
 
-SINGLE = re.compile(
-    r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
-    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
-)
-_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
-
-
-def weights(row: Row, q: Quantity) -> Term | None:
-    """The bytes of weights that the memory yields for each token of a single stream."""
+def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
+    """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
     # One stream is a time for each token, or what is said to be one.
     single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
     drafted = row.kind == "table" and _DRAFTED.search(_ABSENT.sub("", report.text))  # the text below may say so
-    if not single or drafted or max(report.everything.of("concurrency") or (1,)) > 1:
+    several = not single or max(report.everything.of("concurrency") or (1,)) > 1
+    if drafted or (several and not step):
         return None
     held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
     sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's

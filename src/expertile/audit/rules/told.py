@@ -14,8 +14,9 @@ from expertile.audit.interval import NUMBER, ODD, Interval, exact, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.made import TYPED, printed_as
+from expertile.audit.rules.made import printed_as
 from expertile.audit.rules.tables import wrong
+from expertile.audit.units import RATES, TIMES, TYPED
 
 _FROM = re.compile(
     r"(?i)\bfrom\b.*\bto\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
@@ -37,11 +38,22 @@ _NO_RATIO = re.compile(
 )
 APART = re.compile(
     r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previous|"
-    r"elsewhere|other|=0\b|disabled|turned off|goal|should|\bmay\b|if we|for example|e\.g\.|percentage point"
+    r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
-TIMES = ("time", "s_per_token", "s_per_item")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
+_MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
+_SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
+_COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
+# What says that a ratio compares the figures before it.
+_COMPARES = re.compile(
+    rf"(?i){_GAINS}[^|]{{0,24}}\||\bby\W*\||of which [^.;|]*\||\|[^|]{{0,12}}{_GAINS}|\|,? from |"
+    r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|"
+    r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
+    r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
+)
+_BARE = re.compile(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
 
 
 def mid(q: Quantity) -> float:
@@ -80,7 +92,7 @@ def ratios(report: Report) -> Iterator[Finding]:
     for whole in report.rows:
         said = [q for q in map(_at_least, whole.of("ratio", "percent")) if q.exact and mid(q)]
         said = [q for q in said if not _NO_RATIO.search(q.words) or re.search(r"(?i)\b(?:sav|cut)\w*\W*$", q.label)]
-        said = [q for q in said if not _POINTS.search(q.text)]
+        said = [q for q in said if not re.search("points|pp$", q.text)]
         if whole.kind != "line":
             yield from _of_record(whole, said)
         elif whole.of("ratio", "percent"):
@@ -90,14 +102,6 @@ def ratios(report: Report) -> Iterator[Finding]:
             found = [f for part, some in parts for f in _in_sentence(part, some)]
             sure = [f for f in found if f.verdict == INCONSISTENT]
             yield from [*sure, *_scaling(whole)] or [*_in_sentence(whole, said)] or found
-
-
-_POINTS = re.compile("points|pp$")
-
-
-_UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
-_MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
-_SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
 
 
 def _scaling(row: Row) -> Iterator[Finding]:
@@ -143,19 +147,6 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         yield not_made(said[0], pairs[0])
 
 
-_COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
-# What says that a ratio compares the figures before it.
-_COMPARES = re.compile(
-    rf"(?i){_GAINS}[^|]{{0,24}}\||\bby\W*\||of which [^.;|]*\||\|[^|]{{0,12}}{_GAINS}|\|,? from |"
-    r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|"
-    r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
-    r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
-)
-
-
-_BARE = re.compile(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
-
-
 def _compared(row: Row) -> list[Quantity]:
     """The figures of a sentence, and two numbers without a unit that it compares: "61 instead of 34 users"."""
     m, held = _BARE.search(row.text), [x for x in row.of(*_COMPARED) if not on_sheet(row, x)]
@@ -173,7 +164,7 @@ def change_of(row: Row, q: Quantity, sure: bool, last: int) -> str:
     by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-last:] + tail[:12])
     close = not sure or _LESS.search(head[-16:] + tail[:12])
     # "dropped by 60 %" is a change; "to 60 % of it" is a share. Throughput that "rose by 33 %" did not fall by it.
-    if _ROSE.search(head) and q.kind == "percent" and all(x.kind in TYPED[1:5] for x in row.of(*TYPED)):
+    if _ROSE.search(head) and q.kind == "percent" and all(x.kind in RATES for x in row.of(*TYPED)):
         return "gain"
     return "loss" if less and (by or (q.kind == "percent" and close)) else "change" if by and sure else ""
 
@@ -225,8 +216,15 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
             x, y = several[-1][-2:]
             gain, made = max(mid(q), 1 / mid(q)), max(mid(x) / mid(y), mid(y) / mid(x))
-            if exact(gain).meets(made, 30.0):  # else of other figures
-                yield not_made(q, [x, y], sure and not far and len(follow) == len(said) - 1)
+            certain = sure and not far and len(follow) == len(said) - 1
+            # The two of another paragraph may be meant: "the new one takes a quarter less, and both went from … to …".
+            blocks = itertools.groupby(
+                (r for r in row.report.lines_of_text if 0 < row.line - r.line < 30), lambda r: r.block
+            )
+            pairs = ([v for r in rows for v in r.of(x.kind) if mid(v)] for _, rows in blocks)
+            other = not certain and any(len(pair) == 2 and _either(q, pair[0], pair[1], change) for pair in pairs)
+            if exact(gain).meets(made, 30.0) and not other:
+                yield not_made(q, [x, y], certain)
 
 
 def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:

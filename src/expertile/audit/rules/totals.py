@@ -13,16 +13,47 @@ from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.made import TYPED
-from expertile.audit.units import unit_of_name
+from expertile.audit.units import RATES, TIMES, TYPED, unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
+_BROKEN_DOWN = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
+_OF_ALL = re.compile(
+    r"(?i)^\W*(?:whole |full )?(?:layer|step|iteration|pass|run|pipeline|forward|e2e)(?: time| latency)?\W*$"
+)
 _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_ADDS = ("time", "bytes", "percent")
+_ADDS = ("time", "bytes", "percent", "gpu*s", "money", "energy")
+_NO_PART = re.compile(
+    r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
+    r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
+)
+_RANK = re.compile(
+    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
+    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
+)
+# An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
+_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
+_WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
+_N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
+# "32 concurrent users", "the 32-GPU job", "the eight of them"
+_COUNTED = re.compile(
+    rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>(?!hours|minutes|days)[a-z]{{3,}}s)|"
+    r"of them))\b(?! ?/)"
+)
+_EACH = re.compile(
+    r"(?i)(?:/ ?|\b(?:per[ -]|(?:for )?(?:each|every) |(?:each|every one) of (?:the|our|these) |and |an? |one ))"
+    r"(?:\d+ )?([a-z]{3,}|[AHBLV]\d{2,3})|\beach\b"
+)
+_MEAN_OF = re.compile(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
+_TOGETHER = re.compile(
+    r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
+    r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|\("
+)
+_SERVED = ("user", "stream", "request", "sequence", "client", "session", "slot")
+_KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "tokens", "power", "energy", "money")
 
 
 def totals(report: Report) -> Iterator[Finding]:
@@ -46,16 +77,22 @@ def totals(report: Report) -> Iterator[Finding]:
         yield from _added(row.quantities)
 
 
-_NO_PART = re.compile(
-    r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
-    r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
-)
+def phases(report: Report) -> Iterator[Finding]:
+    """Times below the word breakdown, and the one of the whole that stands behind them in their block."""
+    lines = report.lines_of_text
+    for i, row in enumerate(lines):
+        if _BROKEN_DOWN.search(row.text) and not row.of("time"):
+            below = [r for r in lines[i + 1 : i + 30] if r.block == row.block]
+            parts = [t for r in itertools.takewhile(lambda r: r.only("time"), below) for t in r.of("time")]
+            whole = [t for r in below[len(parts) :] for t in r.of("time") if _OF_ALL.search(t.label)]
+            if len(parts) > 2 and len(whole) == 1 and whole[0].exact:
+                yield from _made_of(whole[0], parts, True, False)
 
 
 def _added(figures: list[Quantity]) -> Iterator[Finding]:
     """The total of a record or of lines with one figure each: three or more others make it."""
     named = [(q, q.label.replace("_", " ")) for q in figures if q.kind in ("time", "bytes", "money", "energy")]
-    totals = [q for q, label in named if _TOTAL.search(label)]
+    totals = [q for q, label in named if _TOTAL.search(re.sub(r"\(.*?\)", "", label))]
     parts = [q for q, label in named if totals and q.kind == totals[0].kind and q is not totals[0]]
     other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact and q.value.mid for q, _ in named)
     if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
@@ -135,16 +172,6 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
 
 
-_RANK = re.compile(
-    r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
-    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
-)
-_AVERAGE = re.compile(r"\b(?:avg|average|mean)\b")
-
-# An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
-_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
-
-
 def orders(report: Report) -> Iterator[Finding]:
     """A percentile below a lower one, a maximum below the median, a mean outside of both; of one row or one column."""
     for row in report.all_rows:
@@ -173,12 +200,12 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False
         plain = re.sub(r"[_/]", " ", label.lower())
         if re.search(r"\b(?:min|max)\w* (?:test )?duration", plain):
             continue  # a setting
-        ranks, mean = _RANK.findall(plain[-40:]), _AVERAGE.search(plain[-40:])
+        ranks, mean = _RANK.findall(plain[-40:]), re.search(r"\b(?:avg|average|mean)\b", plain[-40:])
         sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
         # Of rates a high percentile may be a low one.
         least_most = not any(p or th for _, p, th, _, _ in ranks)
         bare = q.kind == "number" and sure and q.column > 0
-        timed = q.kind in ("time", "s_per_token", "s_per_item") or bare or (q.kind in TYPED[1:5] and least_most)
+        timed = q.kind in TIMES or bare or (q.kind in RATES and least_most)
         if sure_of and timed and len(ranks) + bool(mean) == 1:
             least, p, th, median, most = (*ranks, ("",) * 5)[0]
             rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
@@ -197,25 +224,6 @@ def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False
                 certain = sure and b.kind != "number"
                 yield finding(INCONSISTENT if certain else QUESTION, "order", message, b, a)
                 break
-
-
-_WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
-_N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
-# "32 concurrent users", "the 32-GPU job", "the eight of them"
-_COUNTED = re.compile(
-    rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>[a-z]{{3,}}s)|of them))\b(?! ?/)"
-)
-_EACH = re.compile(
-    r"(?i)(?:/ ?|\b(?:per[ -]|(?:for )?(?:each|every) |(?:each|every one) of (?:the|our|these) |and |an? |one ))"
-    r"(?:\d+ )?([a-z]{3,}|[AHBLV]\d{2,3})|\beach\b"
-)
-_MEAN_OF = re.compile(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
-_TOGETHER = re.compile(
-    r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
-    r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|\("
-)
-_SERVED = ("user", "stream", "request", "sequence", "client", "session", "slot")
-_KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "tokens", "power", "energy", "money")
 
 
 def shared(report: Report) -> Iterator[Finding]:

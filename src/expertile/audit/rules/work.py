@@ -10,6 +10,18 @@ from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 
+_GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
+_NOT_GEMM = re.compile(
+    r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementwise|add\b|copy|sort|scan"
+)
+_SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
+_OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
+_ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
+_FULL = re.compile(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
+# Multiply-adds as one, 2^30 for 10^9, several passes; backward passes and masks.
+PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
+CAUSAL = (2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5)
+
 
 @dataclass(frozen=True)
 class Term:
@@ -35,20 +47,6 @@ def total_of(some: list[Term]) -> Term:
     return Term(some[0].kind, total, " + ".join(t.text for t in some), lines)
 
 
-_GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
-_NOT_GEMM = re.compile(
-    r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementwise|add\b|copy|sort|scan"
-)
-_SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
-_OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
-_ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
-_BACKWARD = re.compile(r"\bbwd\b|backward|fwd ?\+ ?bwd|training")
-_FULL = re.compile(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
-# Multiply-adds as one, 2^30 for 10^9, several passes; backward passes and masks.
-PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
-CAUSAL = (2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5)
-
-
 @dataclass(frozen=True)
 class Formula:
     """`work` of the columns that have these `names`, one of several each; `words` must stand near the row."""
@@ -64,17 +62,18 @@ def _conv(n: float, c: float, h: float, w: float, k: float, r: float, s: float, 
     return 2 * n * k * c * r * s * p * q
 
 
-def _fft(length: float, batch: float) -> float:
-    return 5 * batch * length * math.log2(max(length, 2))
-
-
 # A size in square brackets may be missing; then it is the number behind the sign.
 FORMULAS = (
     Formula(
         "", "n|batch c|cin|in_channels h w k|cout|out_channels r s [stride=1] [pad|padding=-1]", _conv, "2·NKCRSPQ"
     ),
     Formula(r"hpl|linpack|\blu\b", "n", lambda n: 2 / 3 * n**3 + 2 * n**2, "2/3·{:.0f}³"),
-    Formula(r"fft|\bc2c\b", "length|n|size|nx|points [batch|batches=1]", _fft, "5·{:.0f}·log2·{:.0f}"),
+    Formula(
+        r"fft|\bc2c\b",
+        "length|n|size|nx|points [batch|batches=1]",
+        lambda n, b: 5 * b * n * math.log2(max(n, 2)),
+        "5·{:.0f}·log2·{:.0f}",
+    ),
     Formula(r"cholesky|potrf", "n", lambda n: n**3 / 3, "{:.0f}³/3"),
     Formula(r"gemv|matvec", "m|rows n|cols|columns", lambda m, n: 2 * m * n, "2·{:.0f}·{:.0f}"),
     Formula(r"spmv|sparse", "nnz|nonzeros|non-zeros", lambda nnz: 2 * nnz, "2·{:.0f}"),
@@ -178,7 +177,7 @@ def product_of(sizes: list[Size], also: tuple[float, ...] = (1.0,), named: bool 
 
 def conventions(words: str, counts: tuple[float, ...], causal: bool = False) -> tuple[float, ...]:
     """Factors by which a report may count work otherwise, every product of a batch among them."""
-    base = (*PLAIN, *(CAUSAL if causal or _BACKWARD.search(words) else ()))
+    base = (*PLAIN, *(CAUSAL if causal or re.search(r"\bbwd\b|backward|fwd ?\+ ?bwd|training", words) else ()))
     counts = (*counts, *((2.0, 3.0, 4.0, 8.0, 16.0, 32.0) if _SEVERAL.search(words) else ()))
     products = [1.0, *counts, *(a * b for i, a in enumerate(counts) for b in counts[i + 1 :])]
     return tuple(dict.fromkeys(b * p for b in base for p in products))
