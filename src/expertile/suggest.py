@@ -9,6 +9,8 @@ _AS_NEAR = 0.12  # difference of two ratios from which on the lower one is no li
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'squares'?" for a `name` that is close to one or two of `known`, whatever its case; else ""."""
+    if not isinstance(name, str):
+        return ""
     by_lower = {other.lower(): other for other in known}
     found = get_close_matches(name.lower(), by_lower, n=2, cutoff=0.7)
     ratios = [SequenceMatcher(None, other, name.lower()).ratio() for other in found]

@@ -85,3 +85,8 @@ def test_the_shipped_records_serve_bert_and_the_mixture_models():
 def test_a_users_mistake_is_one_line(args, message, tmp_path):
     done = expertile_here("impact", *args, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr
+
+
+def test_a_rate_that_is_no_number_is_refused():
+    run = expertile("impact", "--qps", "inf")
+    assert run.returncode == 2 and "--qps: expected a finite number, got inf" in run.stderr

@@ -277,3 +277,21 @@ def test_rows_without_a_group_to_belong_to_are_refused():
     with pytest.raises(ValueError, match="b: expected at least one group for 12 rows of a"):
         xt.grouped_mm(a, b[:0], offs=OFFS[:0])
     assert xt.grouped_mm(a[:0], b[:0], offs=OFFS[:0]).shape == (0, 4)
+
+
+def test_a_second_derivative_that_is_not_there_raises_on_every_way():
+    """`torch.autograd.grad` walks to its inputs alone: a node that hung on nothing let zeros through."""
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(RuntimeError, match="no derivative of its own"):
+        torch.autograd.functional.hessian(lambda x: xt.attention(x, q, q).sum(), q)
+    layer = xt.MoE(128, 128, 4, 2, dtype=torch.bfloat16).quantize_experts("mxfp4")
+    x = torch.randn(5, 128).bfloat16().requires_grad_()
+    (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no derivative of its own"):
+        torch.autograd.grad(first.float().square().sum(), x)
+
+
+def test_a_backend_that_is_no_name_is_refused():
+    a, b = (x.detach() for x in random((12, 5), (3, 5, 4), dtype=torch.float32))
+    with pytest.raises(ValueError, match="backend: expected one of loop, .*got None"):
+        xt.grouped_mm(a, b, offs=OFFS, backend=None)

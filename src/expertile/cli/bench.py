@@ -59,7 +59,7 @@ def bench(
     ] = 180.0,
     policy: Annotated[str, Option(help="graph, eager or both.", autocompletion=policies)] = "",
     routing: Annotated[
-        str, Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
+        str, Option(help="balanced, uniform, uneven(d), skewed, zipf(s), one-expert, half-empty, a FILE.json / .npz.")
     ] = "",
     tokens: Annotated[list[int], Option(help="Tokens (preset models; again for more).")] = [],
     batch: Annotated[int | None, Option(help="Sequences (preset models).")] = None,

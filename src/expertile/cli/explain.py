@@ -38,7 +38,7 @@ def explain(
     ] = "forward",
     dtype: Annotated[str, Option(help="bf16, fp16 or fp32.")] = "bf16",
     routing: Annotated[
-        str, Option(help="balanced, uniform, skewed, zipf(1.2), one-expert, half-empty, or a FILE.json / .npz.")
+        str, Option(help="balanced, uniform, uneven(d), skewed, zipf(s), one-expert, half-empty, a FILE.json / .npz.")
     ] = "uniform",
     seed: Annotated[int, Option(help="Seed of the routing.", min=0)] = 0,
     gpu: Annotated[

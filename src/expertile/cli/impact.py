@@ -1,6 +1,6 @@
 """impact: what recorded times mean for a served model, with the arithmetic."""
 
-from math import floor, log10, sqrt
+from math import floor, isfinite, log10, sqrt
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +32,8 @@ def impact(
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown."""
+    if not isfinite(qps):
+        raise ValueError(f"--qps: expected a finite number, got {qps:g}")
     found, own = Device.by_name(gpu), records_in(records)
     held = shipped() if own is None else own
     lines = lab.impact(model, held, found, batch=batch, seq_len=seq_len, dtype=dtype, policy=policy, baseline=baseline)

@@ -22,7 +22,7 @@ TOKEN_BLOCK = 128  # tokens that share a scale where a product sums over tokens
 _SMALLEST_NORMAL = 2.0**-126
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fp8Blocks:
     """A matrix (or a stack of them) in e4m3 with one scale for each block of `block` = (rows, columns).
 

@@ -28,7 +28,7 @@ from typing import ClassVar, Self
 import torch
 
 from expertile.formats.int4.packing import words as words_of
-from expertile.formats.quantized import KernelLayout, QuantizedWeight
+from expertile.formats.quantized import KernelLayout, QuantizedWeight, validate_nibbles
 
 BLOCK = 32  # values that share a scale
 BIAS = 127
@@ -43,7 +43,7 @@ _PLACES = (((8, 15), (7, 6)), ((8, 21), (7, 12)), ((8, 11), (7, 2)), ((8, 9), (4
 _FIELDS = ("weight_packed", "weight_scale")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Mxfp4Layout(QuantizedWeight):
     """What both layouts of MXFP4 weights share: codes in the bytes of rows, and scales in words of four a row."""
 
@@ -118,7 +118,7 @@ class Mxfp4Layout(QuantizedWeight):
         return g, -(-k // (4 * BLOCK)) + cls.scales_of_row, n, 4
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Mxfp4Weight(Mxfp4Layout):
     """Weights [G, N, K] (G experts, N outputs, K inputs: as `torch.nn.Linear` stores them) in MXFP4.
 
@@ -155,6 +155,7 @@ class Mxfp4Weight(Mxfp4Layout):
         """From `codes` [G, N, K] (integers 0 … 15) and scale bytes [G, N, K/32]. ValueError for scales of 255."""
         if codes.dim() != 3:
             raise ValueError(f"codes: expected [G, N, K], got {list(codes.shape)}")
+        validate_nibbles("codes", codes)
         made = Mxfp4Weight.empty(tuple(codes.shape), codes.device)
         scales = _scale_bytes("scales", scales, (*codes.shape[:2], made.k // BLOCK))
         for e in range(codes.shape[0]):

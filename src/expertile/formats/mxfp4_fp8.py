@@ -27,7 +27,7 @@ LARGEST_EXPONENT = 12
 UNIT = 6  # a block with exponent e has the scale 2^(e - UNIT) of the row's
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Mxfp4Fp8Weight(Mxfp4Layout):
     """Weights [G, N, K] in MXFP4, as `scaled_grouped_mm` takes them beside FP8 activations. `of` makes them.
 

@@ -29,6 +29,16 @@ class KernelLayout:
         return 2 if self.scale_dtype is None else self.scale_dtype.itemsize
 
 
+def validate_nibbles(name: str, values: torch.Tensor) -> None:
+    """ValueError unless `values`, which it reads, are whole numbers 0 … 15."""
+    if values.is_meta:
+        return
+    whole = values == values.trunc() if values.is_floating_point() else True
+    wrong = values[~((values >= 0) & (values <= 15) & whole)]
+    if len(wrong):
+        raise ValueError(f"{name}: expected integers 0 … 15, got {wrong[0].item()}")
+
+
 def _fields(weight: Any) -> dict[str, Any]:
     return {f.name: getattr(weight, f.name) for f in fields(weight)}
 

@@ -144,7 +144,10 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
             return backward(ctx, *grads)
         with torch.no_grad():
             results = backward(ctx, *grads)
-        found = iter(_Once.apply(*(g.detach().requires_grad_() for g in results if isinstance(g, torch.Tensor))))
+        # Also of what they depend on: `torch.autograd.grad` goes no other way than to what it is asked for.
+        sources = [x for x in (*ctx.saved_tensors, *grads) if isinstance(x, torch.Tensor) and x.requires_grad]
+        made = [g.detach().requires_grad_() for g in results if isinstance(g, torch.Tensor)]
+        found = iter(_Once.apply(len(made), *made, *sources))
         return tuple(next(found) if isinstance(g, torch.Tensor) else g for g in results)
 
     return wrapper
@@ -152,8 +155,8 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        return tuple(g.view_as(g) for g in grads)
+    def forward(ctx: Any, count: int, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return tuple(g.view_as(g) for g in inputs[:count])
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]

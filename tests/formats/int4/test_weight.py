@@ -127,3 +127,15 @@ def test_errors_name_the_field(changes, message):
 def test_what_quantize_refuses(w, group, message):
     with pytest.raises(ValueError, match=message):
         Int4Weight.quantize(w, group)
+
+
+def test_values_that_four_bits_do_not_hold_are_refused():
+    scales = torch.ones(1, 1, 2)
+    for value in (16, -1, 2.5):
+        with pytest.raises(ValueError, match=f"values: expected integers 0 … 15, got {value}"):
+            Int4Weight.of_values(torch.full((1, 2, 64), value), scales, None, 64)
+
+
+def test_two_weights_compare_without_a_sum_over_their_elements():
+    weight = Int4Weight.quantize(torch.randn(1, 2, 64), 64)
+    assert weight == weight and weight != Int4Weight.quantize(torch.randn(1, 2, 64), 64)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from expertile.ops.attention.api import attention
 from expertile.ops.attention.problem import Problem
 
 
@@ -88,3 +89,20 @@ def test_packed_errors() -> None:
         Problem.from_tensors(*_qkv(), max_seqlen_k=4)
     with pytest.raises(ValueError, match="scale: expected a finite number"):
         Problem.from_tensors(*_qkv(), scale=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("starts", "longest", "message"),
+    [
+        ([0, 3, 8], 5, "cu_seqlens_q: expected 0 to 9, q's rows"),
+        ([1, 3, 9], 6, "cu_seqlens_q"),
+        ([0, 8, 3, 9], 9, "never decreasing"),
+        ([0, 3, 12], 9, "cu_seqlens_q"),
+        ([0, 3, 9], 5, "max_seqlen_q: expected at least 6, the longest sequence, got 5"),
+    ],
+)
+def test_packed_sequences_on_a_cpu_cover_the_rows(starts, longest, message):
+    """Rows of no sequence would be left as they were, which nobody asks for."""
+    q, cu = torch.randn(9, 2, 8), torch.tensor(starts, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest)

@@ -292,3 +292,9 @@ def test_fused():
     check_fused(5, 128, torch.bfloat16)
     check_fused(2, 200, torch.float32)
     check_fused(7, 40, torch.bfloat16, (7,))
+
+
+@pytest.mark.parametrize("ends", [[9, 3, 9, 20], [3, 9, 9, 25], [-1, 3, 9, 20]])
+def test_ends_on_a_cpu_are_looked_at(ends):
+    with pytest.raises(ValueError, match="offs: expected"):
+        quantize_activations(torch.randn(20, 256), offs=torch.tensor(ends, dtype=torch.int32))

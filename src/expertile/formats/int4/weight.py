@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from expertile.formats.int4.packing import half_block, pack, unpack
-from expertile.formats.quantized import KernelLayout, QuantizedWeight
+from expertile.formats.quantized import KernelLayout, QuantizedWeight, validate_nibbles
 
 GROUP_SIZES = (32, 64, 128)
 SCALE_DTYPES = (torch.bfloat16, torch.float16)
@@ -25,7 +25,7 @@ SYMMETRIC_ZERO = 8
 SCALE_LIMIT = 2.0**27  # in magnitude, exclusive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Int4Weight(QuantizedWeight):
     """Weights [G, N, K] (G experts, N outputs, K inputs: as `torch.nn.Linear` stores them) in 4 bits.
 
@@ -118,6 +118,7 @@ class Int4Weight(QuantizedWeight):
         if values.dim() != 3:
             raise ValueError(f"values: expected [G, N, K], got {list(values.shape)}")
         validate_groups(values.shape[2], group_size)
+        validate_nibbles("values", values)
         packed = pack(values.to(torch.uint8).contiguous(), half_block(values.shape[2], group_size))
         return Int4Weight(packed, scales.contiguous(), None if zeros is None else zeros.contiguous(), group_size)
 

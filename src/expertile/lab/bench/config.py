@@ -89,7 +89,7 @@ def read_bench_file(path: str | Path) -> BenchSpec:
     FileNotFoundError."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"bench file {path} does not exist")
+        raise FileNotFoundError(f"bench file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         return _spec(data, path.parent)

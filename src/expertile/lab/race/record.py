@@ -233,7 +233,7 @@ def read(path: str | Path) -> list[Record]:
     line; FileNotFoundError."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"record file {path} does not exist")
+        raise FileNotFoundError(f"record file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
     records = []
     try:
         data = path.read_bytes()

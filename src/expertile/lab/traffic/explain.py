@@ -46,7 +46,7 @@ class Explained:
     def times_ours(self, way: Way) -> float:
         """Bytes of `way` over those of ours."""
         ours = next(w for w in self.ways if w.name == OURS)
-        return way.total.nbytes / ours.total.nbytes
+        return way.total.nbytes / ours.total.nbytes if ours.total.nbytes else 1.0
 
     @property
     def fits_in_cache(self) -> bool:

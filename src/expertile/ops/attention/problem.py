@@ -9,6 +9,7 @@ FlashAttention 2 since version 2.1: query i of Lq sees the keys j <= i + Lk - Lq
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -131,7 +132,7 @@ class Problem:
         if not math.isfinite(scale):
             raise ValueError(f"scale: expected a finite number, got {scale}")
         if packed:
-            batch = _check_packed(q, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+            batch = _check_packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             (q_rows, heads), (k_rows, kv_heads) = q.shape[:2], k.shape[:2]
             q_len, k_len = min(int(max_seqlen_q or 0), q_rows), min(int(max_seqlen_k or 0), k_rows)
         else:
@@ -197,12 +198,13 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packed: bo
 
 def _check_packed(
     q: torch.Tensor,
+    k: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor | None,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
 ) -> int:
-    """The number of sequences."""
+    """The number of sequences. Values of cu_seqlens are read where they lie on the CPU."""
     for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(cu, torch.Tensor):
             raise TypeError(f"{name}: expected an int32 tensor (both are needed or none), got {type(cu).__name__}")
@@ -219,4 +221,15 @@ def _check_packed(
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if value is None or value < 0:
             raise ValueError(f"{name}: expected the longest sequence's length with cu_seqlens, got {value!r}")
+    if type(cu_seqlens_q) is torch.Tensor and cu_seqlens_q.device.type == "cpu":
+        _check_starts("q", cu_seqlens_q.tolist(), q.shape[0], max_seqlen_q or 0)
+        _check_starts("k", cu_seqlens_k.tolist(), k.shape[0], max_seqlen_k or 0)
     return cu_seqlens_q.shape[0] - 1
+
+
+def _check_starts(name: str, starts: list[int], rows: int, longest: int) -> None:
+    lengths = [end - start for start, end in pairwise(starts)]
+    if starts[0] != 0 or starts[-1] != rows or min(lengths, default=0) < 0:
+        raise ValueError(f"cu_seqlens_{name}: expected 0 to {rows}, {name}'s rows, never decreasing, got {starts}")
+    if max(lengths, default=0) > longest:
+        raise ValueError(f"max_seqlen_{name}: expected at least {max(lengths)}, the longest sequence, got {longest}")

@@ -28,10 +28,12 @@ from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.checks import check_dims, check_index, require_tensors
+from expertile.ops.grouped_mm.problem import check_offs_values
 from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
 from expertile.ops.rows.config import check_input
 from expertile.ops.torch_op import define, traced
+from expertile.ragged import sizes_from_offs
 
 Both = tuple[Fp8Blocks, Fp8Blocks, Tensor]
 
@@ -159,6 +161,8 @@ def _check_offs(offs: Tensor, x: Tensor) -> None:
     check_index("offs", offs, x, "x")
     if offs.shape[0] == 0:
         raise ValueError("offs: expected at least one group, got length 0")
+    if not traced(x) and offs.device.type == "cpu":
+        check_offs_values(sizes_from_offs(offs), x.shape[0])
 
 
 def _quantized(
