@@ -551,6 +551,28 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "The 66B model in FP16 does not fit on one A100 80GB.",
         # The column beside is a part of the whole.
         "| build | kernel (us) | end-to-end speedup |\n|-|-|-|\n| main | 84.0 | 1.00x |\n| PR | 42.1 | 1.12x |\n",
+        # A reduction below nothing is a rise.
+        "op,eager_us,fused_us,speedup,reduction_pct\na,40.0,20.0,2.00,50.0\nb,90.0,30.0,3.00,66.7\n"
+        "c,50.0,40.0,1.25,20.0\nd,201.0,202.2,0.99,-0.6\n",
+        # Figures above the memory's are said to be the cache's.
+        "# Why does a copy run at 2.4 TB/s on an RTX 4090?\n\nThe small buffers stay in L2: that is not DRAM "
+        "bandwidth. If I flush the L2 in between, I see 880 GB/s.",
+        # A cap is no length; one of two lengths makes no total.
+        "Maximum concurrency for 4,096 tokens per request: 30.2x\nNamespace(random_input_len=512, num_prompts=400)\n"
+        "Successful requests: 400\nTotal input tokens: 204800\nRequest throughput (req/s): 4.10\n"
+        "Total token throughput (tok/s): 2930.4\n",
+        # The text states its N, the time that is added is none of a batch, a card's memory is no total.
+        "# Our 3B model on H100 SXM in bf16\n\nTraining runs at 10,400 tokens/s on one GPU.\n\n"
+        "MFU: with N = 3.24 B and 6N FLOPs per token that is 20.4%.",
+        "| batch | latency (ms) | images/s |\n|-|-|-|\n| 8 | 4.0 | 2,000 |\n| 32 | 13.0 | 2,462 |\n\n"
+        "The copies of a batch of 32 add 2.2 ms: we go from 2,462 to 2,105 images/s.",
+        "It doesn't fit one 80 GB card; TP=2 gives 61.2 GB per GPU.",
+        # Shares of a rate above the list; runs of which a table has one.
+        "Percent of the nominal rate, one way:\n\n- PCIe (31.5 GB/s): 80% up, 83% down; NVLink (56.25 GB/s): 92%\n",
+        "Five runs in ms: 7.91, 6.22, 6.20, 6.21, 6.20; the dense one.\n\n| path | ms |\n|-|-|\n| dense | 6.20 |\n"
+        "| sparse | 3.90 |\n",
+        # GPU-hours count no GPUs.
+        "Trained for 5.5 days on 64 GPUs: 8,448 GPU-hours.",
     ],
 )
 def test_nothing_is_asked_where_the_text_answers(text):

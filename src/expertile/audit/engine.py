@@ -34,6 +34,7 @@ _EXPLAINED = re.compile(
     r"equivalent to) dense|infinity cache|cache-resident|(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )
+_CACHE = re.compile(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
         raise ValueError(f"{name or 'standard input'}: expected a report, got data nested too deeply") from None
     explained = _EXPLAINED.search(text) is not None
     found = [f for rule in RULES for f in rule(report)]
-    if explained and not re.search(limits.COLD, report.text):
+    if explained and (_CACHE.search(text) or not re.search(limits.COLD, report.text)):
         found = [f for f in found if f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
     found = [_voiced(finding, report.lines, explained) for finding in found]
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}

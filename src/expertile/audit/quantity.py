@@ -10,10 +10,10 @@ from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, product, uni
 
 _ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
 _BOUND = re.compile(
-    r"(?i)(?:(?<![-=])>|<|≥|≤|up to|over|more than|at least|less than|under|below|above|exceed(?:s|ing)?|as (?:much|"
-    r"little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|beyond|max(?:imum)?(?: of)?|"
-    r"within|(?:cannot|can't|never) (?:be |run |take )?(?:faster|shorter|less|lower) than|"
-    r"(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
+    r"(?i)(?:(?<![-=])>|<|≥|≤|(?<!add )(?<!adds )up to|over|more than|at least|less than|under|below|above|"
+    r"exceed(?:s|ing)?|as (?:much|little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|"
+    r"beyond|max(?:imum)?(?: of|[a-z ]+ for)?|within|(?:cannot|can't|never) (?:be |run |take )?(?:faster|shorter|less|"
+    r"lower) than|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
 _FIGURE = re.compile(
     rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"

@@ -22,9 +22,7 @@ _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
     r"all(?!-))\b"
 )
-_SENTENCE = re.compile(
-    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)"
-)
+_SPOKEN = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 
 
 @dataclass(frozen=True)
@@ -378,7 +376,7 @@ def _lines(index: int, block: Block) -> list[Row]:
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         if block.kind == "code":  # a paragraph in one line, as in LaTeX
             long = [len(text) > 90 and bool(re.search(r"[\w%)]{2}\. [A-Z][a-z]+ ", text)) for _, text in cleaned]
-            parts = [_SENTENCE.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
+            parts = [_SPOKEN.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
             cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
     joined, starts = "", list[int]()
@@ -391,7 +389,7 @@ def _lines(index: int, block: Block) -> list[Row]:
         return block.lines[bisect_right(starts, at) - 1].number
 
     rows = []
-    for m in _SENTENCE.finditer(joined):
+    for m in _SPOKEN.finditer(joined):
         figures = [replace(q, line=number(m.start() + q.start)) for q in quantities(m[0], 0)]
         rows.append(Row("line", number(m.start()), m[0], figures, index))
     return rows

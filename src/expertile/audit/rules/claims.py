@@ -33,9 +33,7 @@ _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
     r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
 )
-_SWITCHED = re.compile(
-    r"(?i)switch|instead|with|down to|brings?|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti[sz]|after"
-)
+_SWITCHED = re.compile(r"(?i)switch|instead|with|down to|bring|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti|after")
 _WORD = re.compile(r"[a-z0-9.]+")
 _EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
 _SHAPE = re.compile(
@@ -50,9 +48,7 @@ _MEANT = re.compile(
 )
 _PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
 _PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
-_COUNTS = re.compile(
-    r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b"
-)
+_COUNT = re.compile(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
 _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 _ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
@@ -61,17 +57,13 @@ _HOLDS = re.compile(
     rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
     rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
 )
-_FITS_NOT = re.compile(
-    r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)"
-)
+_NO_FIT = re.compile(r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)")
 
 
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names."""
-    forms = re.findall(
-        r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf)([1-68]))\b", text
-    )
-    counted = [int(a or b) for a, b in forms]
+    of = re.findall(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf)([1-68]))\b", text)
+    counted = [int(a or b) for a, b in of]
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 
 
@@ -108,9 +100,7 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     bits = bits if known else [*bits[:1], *wide]
     kv = "kv" in row.text.lower() and not (known and len(_bits(row.text)) > 1)
     other = _NOT_BITS.search(before[-60:] + after) or kv or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
-    less = q.kind == "ratio" or re.search(
-        r"(?i)sav|reduc|less|smaller|lower|fewer|\bcut|shr[iau]nk", before[-40:] + after
-    )
+    less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|few|cut|shr[iau]nk", before[-40:] + after)
     if len(bits) != 2 or bits[0] > 8 or not (of_memory and less and q.value.mid) or other or _FASTER.search(after):
         return
     most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
@@ -190,7 +180,7 @@ def _work(text: str) -> dict[str, float]:
 
 def _unequal(q: Quantity, lines: tuple[int, ...], *runs: tuple[Quantity, dict[str, float]]) -> Iterator[Finding]:
     (slow, long), (fast, short) = sorted(runs, key=lambda run: -run[0].value.mid)
-    names = [n for n in long if n in _WORK or _COUNTS.search(n)]
+    names = [n for n in long if n in _WORK or _COUNT.search(n)]
     other = [n for n in names if n in short and long[n] != short[n]]
     if other and all(short[n] < long[n] for n in other) and q.value.meets(slow.value / fast.value, 0.06):
         n = other[0]
@@ -224,7 +214,7 @@ def fits(report: Report) -> Iterator[Finding]:
     """ "The 70B model in BF16 fits on one 80 GB card": weights larger than the memory that is said to hold them."""
     for row in report.lines_of_text:
         m, formats = _HOLDS.search(row.text), row.facts.of("formats")
-        if not m or _FITS_NOT.search(row.text) or len(formats) != 1 or not row.devices or not MODEL.search(row.text):
+        if not m or _NO_FIT.search(row.text) or len(formats) != 1 or not row.devices or not MODEL.search(row.text):
             continue
         count = float(DIGITS.get((word := (m["n1"] or m["n2"]).lower()), word if word.isdigit() else 1))
         held, most = (parameters(row) or 0.0) * BITS[formats[0]] / 8, count * max(d.memory_bytes for d in row.devices)

@@ -17,9 +17,7 @@ _LIMIT = re.compile(
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a percentage one of a peak.
-SHARE = re.compile(
-    r"\bpeak\b|theoretical|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
-)
+SHARE = re.compile(r"\bpeak\b|theoret|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d")
 SHOWN = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b")
 
 
@@ -59,11 +57,8 @@ def own_words(row: Row, q: Quantity) -> str:
         return f"{q.label} {row.label}"
     past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
     before = re.split(r"[,;)]|\. | and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
-    return (
-        before
-        + q.text
-        + re.split(r"[.;,] | and | (?:al)?though | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
-    )
+    behind = re.split(r"[.;,] | and | (?:al)?though | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
+    return before + q.text + behind
 
 
 def is_limit(own: str) -> bool:
@@ -79,9 +74,7 @@ def on_sheet(row: Row, q: Quantity) -> bool:
         sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
     if q.kind not in ("rate", "bandwidth"):
         return False
-    told = re.search(r"(?i)peak(?! at)|theoretical|roofline", q.words) or (
-        row.kind == "line" and is_limit(own_words(row, q))
-    )
+    told = re.search(r"peak(?! at)|theoret|roofline", q.words) or (row.kind == "line" and is_limit(own_words(row, q)))
     return bool(told) or any(x and q.plain.meets(x, 0.005) for x in sheet)
 
 

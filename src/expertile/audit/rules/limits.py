@@ -30,9 +30,7 @@ _CACHED = re.compile(
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = r"cold|(?<!without )flush|rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
-_OF_DRAM = re.compile(
-    r"\b(?:from|to|of) (?:hb|dra)m|(?:hbm|dram) (?:band|through|traff)|memory throughput \([tg]byte/s"
-)
+_OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
 # Beside one GPU of which the number is not stated.
 _SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 _NO_RUN = re.compile(

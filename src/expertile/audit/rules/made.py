@@ -92,7 +92,7 @@ def printed_as(q: Quantity, x: Interval, change: str = "") -> list[Interval]:
     gain = Interval(max(x.lo - 1, 0), max(x.mid - 1, 0), max(x.hi - 1, 0))
     loss = Interval(max(1 - x.hi, 0), max(1 - x.mid, 0), max(1 - x.lo, 0))
     if q.text[:1] in ("-", "−", "+"):  # a change that is written as one
-        return [gain if q.text[0] == "+" else loss]
+        return [gain] if q.text[0] == "+" else [loss, gain] if change == "loss" else [loss]
     if q.kind in ("ratio", "number"):
         return [x, gain] if re.search(r"(?i)improve|gain", q.label) else [x]
     return {"": [x, gain, loss], "change": [gain, loss], "loss": [loss], "gain": [gain]}[change]

@@ -16,9 +16,7 @@ from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
 
 # What calls a figure a peak.
-PEAK = re.compile(
-    r"peak(?!s? at|ed)|theoretical|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d"
-)
+PEAK = re.compile(r"peak(?!s? at|ed)|theoret|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d")
 # A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
 NAMED = re.compile(
     r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
@@ -181,9 +179,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         ask = "" if sure else ": is it of the same part?"
         yield finding(verdict, "link" if link else "limit", message + ask, q, *beside)
     p = row.only("percent") if len(row.of("bandwidth")) == 1 else None
-    p = p or next(
-        (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact), None
-    )
+    after = (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact)
+    p = p or next(after, None)
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
     whole = [s.value * x for s in held for x in ends]

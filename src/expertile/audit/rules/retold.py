@@ -11,7 +11,7 @@ from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.hardware import SHARE, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near
 from expertile.audit.rules.totals import MEAN, may_come_to
@@ -32,9 +32,7 @@ _KEPT = re.compile(
     r"(?:keeps?|retains?|leaves)\W+$"
 )
 _GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
-_NAME = re.compile(
-    r"(?i)\b(?!(?:is|are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}"
-)
+_NAME = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
 _ALL = re.compile(
     r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
     r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
@@ -63,6 +61,7 @@ def retold(report: Report) -> Iterator[Finding]:
             yield from itertools.chain(*(_every(g, row) for g in long if g.drawn))
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
         yield from _called(row, above)
+        yield from _of_peak(row, above)
         for q in (q for q in row.quantities if q.value.mid):
             yield from _kept(row, q, above)
             if long and q.exact and q.text[0] not in "+-−":
@@ -108,6 +107,22 @@ def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
         yield finding(QUESTION, "retold", message, q, c)
 
 
+def _of_peak(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "92 % of the memory's peak" beside a table that has no row with such a share of any peak."""
+    q = row.only("percent") if not row.of(*RATES) else None
+    kind = "bandwidth" if q and re.search(r"hbm|dram|memory|bandwidth", q.words) else "rate"
+    cells = [x for g in grids if g.drawn for c in g.columns(kind) for r in g.body if (x := r.figure(c, kind))]
+    if not q or len(cells) < 2 or not SHARE.search(q.words) or re.search(r"mfu|occupancy", q.words):
+        return
+    devices = row.report.everything.of("devices")
+    peaks = [x for d in devices for x in (peaks_of(d) if kind == "rate" else (d.memory_bps,)) if x]
+    peaks += [mid(x) for r in row.report.lines_of_text for x in r.of(kind) if on_sheet(r, x) and mid(x)]
+    most = max(cells, key=mid)
+    if devices and peaks and 1.08 * mid(most) / min(peaks) < mid(q):
+        message = f"{most.text}, the most of any row, is {100 * mid(most) / min(peaks):.3g} % of the peak, not {q.text}"
+        yield finding(QUESTION, "headline", f"{message}: which run is it?", q, most)
+
+
 def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """ "From one node to eight keeps 84 % of the throughput": of a table's rows whose GPUs are in that proportion."""
     m = _KEPT.search(row.text[: q.start])
@@ -131,7 +146,12 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     same = any(c.value.meets(q.value, 0.015) for c in cells) or any(close.value.meets(x.value) for x in row.of(q.kind))
     same |= any(q.value.meets(x, 0.03) for x in sums)
     most = max(cells, key=lambda c: c.value.hi, default=q)
-    if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
+    same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
+    slip = next((c for c in held for k in (1e3, 1e-3) if (c.value * k).meets(q.value) and q.value.width < 0.02), None)
+    if slip and not same:
+        message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
+        yield finding(QUESTION, "retold", message, q, slip)
+    elif not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)
     elif q.kind not in RATES or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
@@ -175,10 +195,12 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
 
 def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     """The rows that a sentence names by a cell of theirs, or else by a figure."""
+    clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
+    clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
     text, found = f" {' '.join(_WORDS.findall(clause.lower()))} ", []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
-        names = [" ".join(_WORDS.findall(c)) for c in cells]
+        names = [" ".join(_WORDS.findall(re.sub(r"\((?:ms|s|us|µs|[gm]i?b)\)", "", c))) for c in cells]
         found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
     # "ours" within "ours fp8" names no row.
     sizes, longer = facts(clause).sizes.items(), {n for of in found for n in found if of != n and f" {of} " in f" {n} "}
@@ -186,10 +208,7 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     only = {of: bool(of) and not any(f" {of} " in f" {n} " for n in longer - {of}) for of in found}
     rows = rows or [r for r, of in zip(grid.rows, found, strict=True) if only[of]]
     told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
-    same = (
-        r for r in grid.rows if any(c.kind == q.kind and c.value.meets(q.value) for q in told for c in r.quantities)
-    )
-    rows = rows or [*same]
+    rows = rows or [r for r in grid.rows if any(c.value.meets(q.value) for q in told for c in r.of(q.kind))]
     return rows if len(rows) < 4 else []
 
 
@@ -246,11 +265,12 @@ def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]
 
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """What is called the mean of a column, or the total of the one column of a table right above."""
-    mean = MEAN.search(q.label[-40:].replace("_", " ")) and _OVER.search(row.text)
+    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+    mean = MEAN.search(row.text[past : q.start][-60:].replace("_", " ")) and _OVER.search(row.text)
     total = not mean and q.kind in ("time", "bytes", "money", "energy")
     if total:
         total = bool(_WHOLE.search(f"{q.label[-40:]}|{row.text[q.end : q.end + 16]}"))
-        above = (g for g in grids if g.drawn and 0 < row.line - g.rows[-1].line < 5)
+        above = (g for g in grids if (g.drawn and 0 < row.line - g.rows[-1].line < 5) or g.block == row.block - 1)
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
     if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out

@@ -27,18 +27,16 @@ _SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
 _BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
 WALL = re.compile(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
-    r".*(?:duration|elapsed|wall|time|step|iter|took|total|finish|done|job length)"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted)"
 )
-_SIDES = re.compile(
-    r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)"
-)
+_SIDE = re.compile(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
 _STEP = re.compile(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
 _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
-_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|cost|came to|bill|energy|needed)\b")
+_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|costs?|c[ao]mes? to|bill|energy|needed)\b")
 _ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
-_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s")
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
 
 
 def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
@@ -73,9 +71,8 @@ def of_one(report: Report) -> Iterator[Finding]:
     for i, row in enumerate(lines):
         q = row.only("tokens_per_s")
         if q and len(row.quantities) == 1 and SINGLE.search(row.text) and _SO.search(row.text[: q.start]):
-            t = next((r for r in lines[max(0, i - 3) : i][::-1] if r.of("time") and r.block == row.block), row).only(
-                "time"
-            )
+            near = [r for r in lines[max(0, i - 3) : i] if r.of("time") and r.block == row.block]
+            t = [row, *near][-1].only("time")
             once = t.value * q.value if t else exact(1.0)
             if t and not once.meets(1.0, 0.1) and once.meets(1.0, 4.0):
                 message = f"1 ÷ {t.text} is {1 / t.value.mid:.4g} tokens/s, not {q.text}: is it the time of one token?"
@@ -208,6 +205,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         lengths = {n for c in combos for t in c if not t.figure and t.kind == "token/item" for n in t.lines}
         if at == 2 and off and off[0].lo > 1 and any("random" in row.report.lines[n - 1] for n in lengths):
             continue  # they are drawn up to this one
+        if len(lengths) == 1 and off and off[0].hi < 1 and target.figure and "otal" in target.figure.label:
+            continue  # of inputs and outputs, of which one length is stated
         # Far off, and not by its prefix, it is of something else.
         worked_out = lent or any(t.kind in ("items", "tokens") and not t.figure for c in combos for t in c)
         ways = ((1.0,) if worked_out else factors) if row.kind != "table" else ()
@@ -227,7 +226,7 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
 
 def _side(label: str) -> str:
     """The one of input and output, of read and write, that a label names."""
-    sides = {m.lastgroup or "" for m in _SIDES.finditer(label)}
+    sides = {m.lastgroup or "" for m in _SIDE.finditer(label)}
     return sides.pop() if len(sides) == 1 else ""
 
 
@@ -349,7 +348,8 @@ def spent(report: Report) -> Iterator[Finding]:
     hours = [t * n for t in lasted for n in gpus if n > 1]
     made = {
         "gpu*s": hours,
-        "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours],
+        "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours]
+        + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
         "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
     }
     for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):

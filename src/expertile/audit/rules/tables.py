@@ -241,6 +241,6 @@ def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:
 
 def wrong(pair: str, x: float, q: Quantity, name: str = "") -> str:
     """Says that `q` is not the quotient `x` of a pair."""
-    more = f"{100 * (x - 1):.3g} % more, " * (x > 1) + f"{100 * (1 - min(x, 1 / x)):.3g} % less"
+    more = f"{100 * (x - 1):.3g} % more, " * (x > 1) + f"{100 * (1 - min(x, 1 / max(x, 1))):.3g} % less"
     should = f"{x:.3g}x" if q.kind != "percent" else f"{100 * x:.3g} % ({more})"
     return f"{pair} is {should}, not {q.text}" + (f" ({name})" if name else "")

@@ -16,14 +16,12 @@ from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.work import Term, total_of, work_of
 from expertile.audit.units import UNTYPED, product
 
-NO_RUN = (
-    r"(?i)peak|theoretical|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
-)
+NO_RUN = r"(?i)peak|theoret|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
 # Times of a part of the run, and figures of several requests.
 _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
-    r"pipelined|window"
+    r"pipelined|window|\badd(?:s|ing)? \d"
 )
 _SHARED = (
     r"(?i)(?<!single[ -])(?<!one[ -])users?\b|concurren|total|clients|parallel|"
@@ -35,8 +33,8 @@ _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 ONE_WAY = re.compile(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
-    r"upload|download|h->d|d->h|pinned|transferring|sending|bus ?bw|reads? from|writes? to|\(row\) (?:->|<-)(?!>)|"
-    r"(?<!bidirectional_)memcpy_(?:read|write)"
+    r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?bw|reads? from|writes? to|"
+    r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
@@ -186,7 +184,7 @@ def _whole(row: Row, text: str) -> bool:
 def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
-        text = _PARAMS.sub(r"\2\1", text)
+        text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", _PARAMS.sub(r"\2\1", text))  # "N = 6.7 B"
         if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}:
             # "7B" and "7.24 B parameters" are one.
             one = max(found) < 1.1 * min(found) and _whole(row, text)

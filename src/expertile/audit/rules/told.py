@@ -36,8 +36,11 @@ _ROSE = re.compile(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)[^.;]{0,24}\bb
 _NO_RATIO = re.compile(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
+_SHARES_OF = re.compile(
+    r"(?i)(?:percent(?:age)?|%|shares?|fractions?) of (?:the |its |their )?(?:\w+ )?(?:rate|peak|limit)\b[^.]*:(?: |$)"
+)
 APART = re.compile(
-    r"(?i)\bcould|\bwould|theor|expect|claim|paper|report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previous|"
+    r"(?i)\bcould|\bwould|theor|expect|claim|paper|(?<!\d )report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previ|"
     r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
@@ -95,10 +98,8 @@ def ratios(report: Report) -> Iterator[Finding]:
         said = [q for q in said if not re.search("points|pp$", q.text)]
         if whole.kind != "line":
             yield from _of_record(whole, said)
-        elif whole.of("ratio", "percent"):
-            parts = (
-                (part, [q for q in said if any(q.start == x.start for x in part.quantities)]) for part in whole.parts()
-            )
+        elif whole.of("ratio", "percent") and not (said and _SHARES_OF.search(whole.lead[-120:])):
+            parts = ((p, [q for q in said if any(q.start == x.start for x in p.quantities)]) for p in whole.parts())
             found = [f for part, some in parts for f in _in_sentence(part, some)]
             sure = [f for f in found if f.verdict == INCONSISTENT]
             yield from [*sure, *_scaling(whole)] or [*_in_sentence(whole, said)] or found
@@ -188,9 +189,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             own += lent if len(lent) + len(own) == 2 or more else []
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
-        several = [
-            of for k in dict.fromkeys(x.kind for x in own) if 2 <= len(of := [x for x in own if x.kind == k]) <= 4
-        ]
+        several = [of for k in dict.fromkeys(x.kind for x in own) if 1 < len(of := [x for x in own if x.kind == k]) < 5]
         last = 24 if len(said) > 1 else 400
         change = change_of(row, q, sure, min(last, len(re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]) or 1))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
@@ -218,9 +217,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             gain, made = max(mid(q), 1 / mid(q)), max(mid(x) / mid(y), mid(y) / mid(x))
             certain = sure and not far and len(follow) == len(said) - 1
             # The two of another paragraph may be meant: "the new one takes a quarter less, and both went from … to …".
-            blocks = itertools.groupby(
-                (r for r in row.report.lines_of_text if 0 < row.line - r.line < 30), lambda r: r.block
-            )
+            near = (r for r in row.report.lines_of_text if 0 < row.line - r.line < 30)
+            blocks = itertools.groupby(near, lambda r: r.block)
             pairs = ([v for r in rows for v in r.of(x.kind) if mid(v)] for _, rows in blocks)
             other = not certain and any(len(pair) == 2 and _either(q, pair[0], pair[1], change) for pair in pairs)
             if exact(gain).meets(made, 30.0) and not other:

@@ -232,6 +232,7 @@ def shared(report: Report) -> Iterator[Finding]:
         for kind in _KINDS if any(c.isdigit() for c in row.text) else ():
             of = (kind, "s_per_item") if kind == "time" else (kind,)
             held = [q for q in row.of(*of) if q.exact and q.value.mid and not on_sheet(row, q)]
+            held = [q for q in held if not re.match(r"(?i)(?:gpu|card|board|device)\b", q.after)]  # "one 80 GB card"
             for a, b in itertools.pairwise(sorted(held, key=lambda q: q.start)) if len(held) < 4 else ():
                 yield from _pair(row, a, b)
 
