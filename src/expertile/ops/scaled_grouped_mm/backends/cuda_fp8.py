@@ -218,8 +218,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one with the lowest modelled time first, its tiles shared out beforehand where they are
     few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
     lone, split = Config(64, dynamic=False, consumers=1), Config(64, dynamic=False, split_k=2)
-    found = [Config(n) for n in _WIDTHS]
-    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in found]
+    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in map(Config, _WIDTHS)]
     if problem.mean_group <= 64:
         low = [lone, *(replace(lone, block_n=n) for n in (80, 96))]
         # Of equal times the first is taken: two consumers where some groups may have more rows than one holds.
@@ -281,7 +280,7 @@ def _launch(
 ) -> Callable[[], None]:
     """The launch for tensors at these addresses: those of a, b, the scales of a, out, offs, the scales of b and the
     counter; pitches: bytes between two blocks of scales of a, and between two rows of out."""
-    a, b, scale_a, out, *others = addresses
+    a, b, scale_a, out, offs, scale_b, counter = addresses
     of_a, of_b = ((p.m, p.k), p.a_strides[:1]), ((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2]))
     maps = (
         nvrtc.tensor_map(a, *of_a, (64, BLOCK)),
@@ -292,12 +291,11 @@ def _launch(
         nvrtc.tensor_map(out, (p.m, p.n), pitches[1:], (64, 64), 2),
     )
     early = starts_early(p, EARLY_FLOPS)
-    pointers = (others[0], others[1], out, others[2])  # offs, the scales of b, out, counter
     sizes = (early, p.m, p.groups, p.n, p.k, *p.scale_b_strides, pitches[1])
     kernel = _kernel(config, p.out_dtype, power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64), device)
     tiles = (p.m + p.groups * (config.rows - 1)) // config.rows * -(-p.n // config.block_n)  # at most
     programs = min(tiles, Device.current(torch_device(device)).sm_count // kernel.cluster) * kernel.cluster
-    return kernel.launch(programs, stream, (*maps, *pointers, *sizes), early)
+    return kernel.launch(programs, stream, (*maps, offs, scale_b, out, counter, *sizes), early)
 
 
 BACKEND = Backend(
