@@ -212,7 +212,10 @@ void each_of_box(const Map& m, const int* at, Each each) {  // (offset in shared
     each(i * m.itemsize, inside ? reinterpret_cast<char*>(address) : nullptr);
   }
 }
-inline void tma_load_at(const Map& m, std::vector<int> at, uint32_t to, uint32_t bar) {
+template <typename... Coordinates>
+void tma_load(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
+  const Map& m = *static_cast<const Map*>(map);
+  const std::vector<int> at{int(coordinates)...};
   if (int(at.size()) != m.rank) throw Failure("coordinates for another map");
   if (to % 128) throw Failure("box not aligned");
   cluster->loads.push_back([=, home = block] {
@@ -227,19 +230,6 @@ inline void tma_load_at(const Map& m, std::vector<int> at, uint32_t to, uint32_t
     b.tx -= bytes;
     settle(b);
   });
-}
-template <typename... Coordinates>
-void tma_load(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
-  tma_load_at(*static_cast<const Map*>(map), {int(coordinates)...}, to, bar);
-}
-// The mask of programs stands behind the coordinates.
-template <typename... Coordinates>
-void tma_load_multicast(uint32_t to, const void* map, uint32_t bar, Coordinates... coordinates) {
-  std::vector<int> at{int(coordinates)...};
-  const int mask = at.back();
-  at.pop_back();
-  for (int rank = 0; mask >> rank; rank++)
-    if (mask >> rank & 1) in_block(rank, [&] { tma_load_at(*static_cast<const Map*>(map), at, to, bar); });
 }
 template <typename... Coordinates>
 void tma_store(const void* map, uint32_t from, Coordinates... coordinates) {
@@ -263,17 +253,13 @@ void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
   const uint4 v = load<uint4>(at);
   x = v.x, y = v.y, z = v.z, w = v.w;
 }
-template <typename T>
-void ld_shared_v2(T& x, T& y, uint32_t at) { x = load<uint32_t>(at), y = load<uint32_t>(at + 4); }
+inline void ld_shared_b32(int& x, uint32_t at) { x = load<int>(at); }
 inline void st_shared_f32(uint32_t at, float x) { memcpy(shared(at, 4), &x, 4); }
 inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   const uint4 v{x, y, z, w};
   memcpy(shared(at, 16), &v, 16);
 }
-inline void st_shared_v2(uint32_t at, uint32_t x, uint32_t y) {
-  memcpy(shared(at, 4), &x, 4);
-  memcpy(shared(at + 4, 4), &y, 4);
-}
+inline void st_shared_b32(uint32_t at, int x) { memcpy(shared(at, 4), &x, 4); }
 // What the kernels before may still change reads as something else, in half of the blocks.
 inline void grid_wait() { cluster->now->waited = true; }
 inline void ld_now(int& x, const int* from) { x = block->stale && !cluster->now->waited ? cluster->random() % 512 : *from; }

@@ -95,21 +95,6 @@ __device__ __forceinline__ void tma_ragged(u32 to, const TensorMap& map, u32 bar
           to), "l"(&map), "r"(bar), "r"(x), "r"(WRAP - (end - row)), "r"(end), "r"(WRAP) : "memory");
 }
 
-// The same into both programs of a cluster, at the same place, and told to the same barrier of each.
-__device__ __forceinline__ void tma_2d_both(u32 to, const TensorMap& map, u32 bar, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(&map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)3)
-      : "memory");
-}
-
-__device__ __forceinline__ void tma_3d_both(u32 to, const TensorMap& map, u32 bar, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(&map), "r"(bar), "r"(x), "r"(y), "r"(z),
-      "h"((unsigned short)3) : "memory");
-}
-
 __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 from, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(from), "r"(x),
                "r"(y) : "memory");

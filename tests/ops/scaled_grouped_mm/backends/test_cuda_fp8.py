@@ -22,11 +22,11 @@ from tests.support import aot
 from tests.support.cuda_emulator import COMPILER, divided, on_host, without
 
 H200 = Device.by_name("h200")
-PAIR = Config(dynamic=False, cluster=True)
 SPLIT = Config(64, 8, dynamic=False, consumers=1, split_k=2)
 SPLITS = (SPLIT, Config(128, 5, dynamic=False, split_k=2), Config(64, 6, dynamic=False, split_k=4))
 ODD = (Config(144), Config(112, 6, dynamic=False), Config(80, 7, dynamic=False, consumers=1))
-CONFIGS = (Config(), PAIR, Config(dynamic=False), Config(128, 5), Config(64, 8), *SPLITS, *ODD)
+NARROW = (Config(32, 8, dynamic=False), Config(48, 6, dynamic=False, consumers=1))
+CONFIGS = (Config(), *NARROW, Config(dynamic=False), Config(128, 5), Config(64, 8), *SPLITS, *ODD)
 
 
 @pytest.fixture
@@ -101,18 +101,16 @@ def test_configs_fit(groups):
     for rows, n, k in ((40, 1024, 1024), (128, 4096, 7168), (600, 2048, 8192)):
         found = BACKEND.configs(cases.block_problem(groups, groups * rows, n, k), H200)
         assert len(set(found)) == len(found)
-        for config in found[:-1]:  # the pair is as it stands
+        for config in found:
             assert config.smem_bytes(max(32, power_of_two(groups)), 64) <= H200.smem_bytes
 
 
 def test_configs_that_no_kernel_has():
     for fields, message in (
-        ({"cluster": True}, "expected dynamic=False"),
-        ({"block_n": 176}, "block_n: expected one of 64, 80, 96, 112, 128, 144, 160, 192, got 176"),
+        ({"block_n": 176}, "block_n: expected one of 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, got 176"),
         ({"consumers": 3}, "consumers: expected one of 1, 2"),
         ({"split_k": 3, "dynamic": False}, "split_k: expected one of 1, 2, 4, 8"),
         ({"split_k": 2}, "expected dynamic=False"),
-        ({"cluster": True, "split_k": 2, "dynamic": False}, "expected 1 beside cluster=True"),
         ({"block_n": 64, "num_stages": 5}, "expected an even number"),
         ({"block_n": 144, "split_k": 4, "dynamic": False}, "parts of a multiple of 8 columns"),
     ):
@@ -135,8 +133,8 @@ def test_compiles(config):
     assert 4 * len(re.findall(r"QGMMA[^\n]*gsb0", code)) == len(products)
     assert "UTMALDG.2D" in code and "UTMALDG.3D" in code
     assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
-    assert ("UTMASTG.2D" in code) == (config.split_k == 1)  # the parts of a split tile go from registers
-    assert ("UTMALDG.3D.MULTICAST" in code) == config.cluster
+    # The parts of a split tile go from registers, what is narrower than a box 16 bytes at a time.
+    assert ("UTMASTG.2D" in code) == (config.split_k == 1 and config.block_n >= 64)
 
 
 _HARNESS = r"""
@@ -157,21 +155,22 @@ static struct { int x; } threadIdx;
 
 _MAIN = r"""
 int main(int argc, char** argv) {
-  int N = atoi(argv[1]), G = argc - 2, end = 0, units = 0;
+  int N = atoi(argv[1]), G = argc - 2, end = 0, tiles = 0;
   int n_full = N / BLOCK_N, rest = N - n_full * BLOCK_N, across = n_full + (rest != 0);
-  std::vector<int> unit_ends, row_ends;
+  std::vector<int> tile_ends, row_ends;
   for (int g = 0; g < G; g++) {
-    int size = atoi(argv[2 + g]), rows = (size + ROWS - 1) / ROWS;
-    units += rows / CLUSTER * across + rows % CLUSTER * ((across + CLUSTER - 1) / CLUSTER);
+    int size = atoi(argv[2 + g]);
+    tiles += (size + ROWS - 1) / ROWS * across;
     end += size;
-    unit_ends.push_back(units);
+    tile_ends.push_back(tiles);
     row_ends.push_back(end);
   }
-  for (int t = 0; t < units; t++)
-    for (int rank = 0; rank < CLUSTER; rank++) {
-      Tile x = locate(t, n_full, rest, rank, G, unit_ends.data(), row_ends.data());
-      printf("%d %d %d %d %d %d\n", x.group, x.row, x.row_end, x.col, x.width, x.share);
-    }
+  for (int t = 0; t < tiles; t++) {
+    Tile x = locate(t, n_full, rest, G, tile_ends.data(), row_ends.data());
+    printf("%d %d %d %d", x.group, x.row_end, x.col, x.width);
+    for (int i = 0; i < CONSUMERS; i++) printf(" %d", x.row + i * 64 < x.row_end ? first_row(x, i, ROWS) : -1);
+    printf("\n");
+  }
 }
 """
 
@@ -181,8 +180,9 @@ def _part(source: str, begin: str, end: str) -> str:
 
 
 @pytest.mark.parametrize("config", (*CONFIGS, Config(group_m=3, num_stages=3)), ids=str)
-def test_tiles_cover_the_result_once(config, tmp_path: Path):
-    """`locate`, compiled for the host: each row of each group meets each column in one tile, in its own group."""
+def test_tiles_cover_the_result(config, tmp_path: Path):
+    """`locate` and `first_row`, compiled for the host: each row of each group meets each column, in its own group, most
+    of them once. Where a group has 64 rows, every consumer has so many, which TMA can store."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -199,25 +199,21 @@ def test_tiles_cover_the_result_once(config, tmp_path: Path):
         met = torch.zeros(sum(sizes), n, dtype=torch.int32)
         ends = torch.tensor(sizes).cumsum(0).tolist()
         tiles = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
-        for group, row, row_end, col, width, _ in tiles:
-            if row == row_end:
-                continue  # a program of a pair without a tile
+        for group, row_end, col, width, *firsts in tiles:
             assert row_end == ends[group]
             assert width == config.block_n or (width % 64 == 0 and width < config.block_n)
-            met[row : min(row + config.rows, row_end), col : col + width] += 1
-        assert (met == 1).all()
-        # What two programs are said to share is the same for both.
-        for (_, row, end, col, width, share), (_, other, _, beside, *_) in zip(tiles[::2], tiles[1::2], strict=False):
-            assert not share or config.cluster
-            if share == 1:
-                assert row == other and beside == col + width and row < end
-            if share == 2:
-                assert other == row + 128 and beside == col and other < end
+            for row in (row for row in firsts if row >= 0):
+                assert row + 64 <= row_end or sizes[group] < 64
+                met[row : min(row + 64, row_end), col : col + width] += 1
+        assert met.min() == 1 and met.max() <= 2
+        for size, rows in zip(sizes, met.split(sizes), strict=True):
+            again = -size % 64 if size > 64 else 0  # the last consumer's, which the one before has as well
+            assert (rows == 2).sum() == again * n
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(
-    "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), PAIR, *SPLITS, *ODD], ids=str
+    "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), *NARROW, *SPLITS, *ODD], ids=str
 )
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
@@ -227,7 +223,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
         monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
     alone = cases.Case("alone", cases.M, cases.BLOCK, (150,), n=264, k=640, past=300)  # rows past the only group
-    odd = cases.Case("odd", cases.M, cases.BLOCK, (0, 1, 284, 9), n=576, k=128)  # programs of pairs without a tile
+    odd = cases.Case("odd", cases.M, cases.BLOCK, (0, 1, 284, 9), n=576, k=128)
     for case in (*cases.CASES, longer, alone, odd):
         operands = cases.make(case)
         problem = cases.problem_of(case, operands)
@@ -260,17 +256,24 @@ def test_a_launch_is_made_once_for_the_same_addresses(monkeypatch):
     for out in (*results, *results):
         BACKEND.run(problem, operands, Config(dynamic=False), out)
     assert len(made) == 2 and queued == [1, 2, 1, 2]
-    assert [given[8] for given in made] == [out.data_ptr() for out in results]  # behind six maps, offs, the scales of b
+    # Behind seven maps, offs and the scales of b.
+    assert [given[9] for given in made] == [out.data_ptr() for out in results]
 
 
 FAULTS = {
     "a stage is read before it is full": (Config(), without("multiply_step", "barrier_wait")),
     "a tile is never given back": (Config(), without("compute", "barrier_arrive")),
-    "the other program does not hear that a stage is free": (PAIR, lambda s: s.replace("lane < CLUSTER", "lane < 1")),
+    "a group's last rows go to the tile's": (
+        Config(),
+        lambda s: s.replace("first_row(tile, group, at_once)", "tile.row + group * 64"),
+    ),
     "sums are read before they have come": (SPLIT, without("store_part", "barrier_wait", 1)),
     "no program hears that its sums were read": (SPLIT, without("store_part", "barrier_arrive_at")),
     "the first tile stands by what offs said too early": (Config(), lambda s: s.replace("!= row_end", "< 0")),
-    "both programs load what they share": (PAIR, lambda s: s.replace("if (rank == 0) tma_3d_both", "tma_3d_both")),
+    "the last columns are those of the first box": (
+        Config(),
+        lambda s: s.replace("tile.col + whole * EDGE", "tile.col"),
+    ),
 }
 
 
@@ -284,7 +287,7 @@ def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     operands = cases.make(case)
     for seed in range(4):
         with monkeypatch.context() as patch:
-            on_host(patch, cuda_folder, programs=config.programs, seed=seed, fault=fault)
+            on_host(patch, cuda_folder, programs=config.split_k, seed=seed, fault=fault)
             out = cases.poisoned_out(case)
             try:
                 BACKEND.run(cases.problem_of(case, operands), operands, config, out)

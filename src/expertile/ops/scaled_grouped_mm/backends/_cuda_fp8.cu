@@ -11,13 +11,10 @@
 // first tile by what `offs` says then and has L2 fetch the tile's first step. If `offs` says the same when the others are
 // done, the tile stands. With one group, rows up to M are tiles before `offs` is read; past its end nothing is stored.
 //
-// CLUSTER == 2: two programs take one unit of two tiles. They share columns of b (two rows of tiles), or, in the last
-// row of tiles of a group with an odd number, rows of a (two columns of tiles). What is shared is loaded once.
-//
 // SPLIT > 1: so many programs of a cluster take a tile, each its part of the steps. They send each other their sums, and
 // each adds up and stores its part of the columns, the programs' sums in the order of their ranks: same bits every time.
 //
-// cuda_fp8.py puts in front: the macros (CONSUMERS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, CLUSTER, SPLIT, HALF),
+// cuda_fp8.py puts in front: the macros (CONSUMERS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, SPLIT, HALF),
 // multiply<N>, the wgmma of N columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu,
 // _cuda_fp8_tiles.cu and _cuda_fp8_store.cu.
 
@@ -26,11 +23,10 @@ constexpr int K_STEP = 128;
 constexpr int GRAIN = BLOCK_N % 128 == 0 ? 128 : BLOCK_N % 64 == 0 ? 64 : BLOCK_N % 32 == 0 ? 32 : 16;
 constexpr int SCALES_B = 128 % BLOCK_N ? 2 : 1;  // of a step
 static_assert(SCALES_B == 1 || BLOCK_N <= 128 + GRAIN, "a tile has no third scale of b");
-constexpr int PROGRAMS = CLUSTER * SPLIT;  // of a cluster
 constexpr u32 A_BOX = 64 * K_STEP, A_BYTES = ROWS * K_STEP, B_BYTES = BLOCK_N * K_STEP;
 constexpr u32 B_BOX = EDGE * K_STEP;
 // TMA begins at multiples of 16 bytes, so up to 3 scales of rows before the tile come with it.
-constexpr u32 SCALES_BYTES = (ROWS + 4) * 4, SCALES_PITCH = 640;
+constexpr u32 SCALES_PITCH = 640;
 static_assert(STAGES <= 8, "steps are written out for so many stages");
 
 // A tile's steps take the stages from the first on, so that consumers know them at compile time; the last steps of a
@@ -45,12 +41,7 @@ struct Shared {
   u32 a, b, scale_a, scale_b, out, tile, full, empty, tile_full, scales_full, tile_empty, sums_full, sums_empty;
   // A warp of consumers is through with a stage.
   __device__ __forceinline__ void give_back(int stage) const {
-    const int lane = threadIdx.x % LANES;
-    if (CLUSTER == 1) {
-      if (lane == 0) barrier_arrive(empty + stage * 8);
-    } else if (lane < CLUSTER) {
-      barrier_arrive_at(empty + stage * 8, lane);
-    }
+    if (threadIdx.x % LANES == 0) barrier_arrive(empty + stage * 8);
   }
 };
 
@@ -165,7 +156,7 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
     multiply_ahead<WIDTH, i % STAGES, false>(sum, now, next, t);                     \
     t.step++;                                                                        \
   }
-  constexpr bool AHEAD = BLOCK_N == 64 && WIDTH == 64;
+  constexpr bool AHEAD = BLOCK_N <= 64 && WIDTH == BLOCK_N;
   float odd[AHEAD ? WIDTH / 2 : 1];
   if constexpr (AHEAD) queue_products<WIDTH, 0>(part, t);
   for (;;) {
@@ -175,16 +166,17 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, int steps, int part_no, int row,
-                                        const Tile& tile, const TensorMap& out_map, char* out, long long pitch, int N,
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, int steps, int part_no, const Tile& tile,
+                                        int first, const TensorMap& out_map, char* out, long long pitch, int N,
                                         int rank, u32& shared_before) {
   float sum[WIDTH / 2];
   const u32 at_b = s.scale_b + slot * SCALES_B * steps * 4;
-  multiply_tile<WIDTH>(sum, ring, s, at_b, steps, part_no, row + (tile.row & 3), 128 - tile.col % 128);
+  const int row = first - (tile.row & ~3) + threadIdx.x % 128 / LANES * 16 + threadIdx.x % LANES / 4;
+  multiply_tile<WIDTH>(sum, ring, s, at_b, steps, part_no, row, 128 - tile.col % 128);
   if (threadIdx.x % LANES == 0) barrier_arrive(s.tile_empty + slot * 8);
   const u32 mine = s.out + part_no * OUT_BYTES, full = s.sums_full + part_no * 8, empty = s.sums_empty + part_no * 8;
-  if constexpr (SPLIT == 1) store_tile<WIDTH>(sum, mine, out_map, out, pitch, tile, part_no, N);
-  else store_part<WIDTH>(sum, mine, full, empty, out, pitch, tile, part_no, rank, shared_before++ & 1, N);
+  if constexpr (SPLIT == 1) store_tile<WIDTH>(sum, mine, out_map, out, pitch, tile, first, part_no, N);
+  else store_part<WIDTH>(sum, mine, full, empty, out, pitch, tile, first, rank, shared_before++ & 1, N);
 }
 
 // Registers of a consumer's threads. Two programs with one consumer each fit into a multiprocessor.
@@ -193,7 +185,8 @@ constexpr int MANY = CONSUMERS == 1 ? 208 : 232;
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), CONSUMERS == 1 ? 2 : 1)
 scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap a_wide_map,
                   const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap b_wide_map,
-                  const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap out_map,
+                  const __grid_constant__ TensorMap b_rest_map, const __grid_constant__ TensorMap scale_a_map,
+                  const __grid_constant__ TensorMap out_map,
                   const int* offs, const float* scale_b, char* out, int* counter, int early, int M, int G, int N, int K,
                   long long sb_g, long long sb_n, long long sb_k, long long pitch) {
   extern __shared__ char memory[];
@@ -217,8 +210,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   s.sums_empty = s.sums_full + 16;
   const u32 lists = s.sums_empty + 16;
   s.scale_b = lists + 8 * G;
-  int* unit_ends = reinterpret_cast<int*>(generic + (lists - start));
-  int* row_ends = unit_ends + G;
+  int* tile_ends = reinterpret_cast<int*>(generic + (lists - start));
+  int* row_ends = tile_ends + G;
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
   if (warp == 4 * CONSUMERS && lane == 0) {
@@ -228,7 +221,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("prefetch.tensormap [%0];" ::"l"(&out_map) : "memory");
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, 1);
-      barrier_init(s.empty + i * 8, 4 * CONSUMERS * CLUSTER);
+      barrier_init(s.empty + i * 8, 4 * CONSUMERS);
     }
     for (int i = 0; i < 2; i++) {
       barrier_init(s.tile_full + i * 8, 1);
@@ -242,31 +235,30 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   int rank = 0;
-  if (PROGRAMS > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (SPLIT > 1) asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   const int all_steps = (K + K_STEP - 1) / K_STEP;
   const int first_step = SPLIT == 1 ? 0 : rank * all_steps / SPLIT;
   const int steps = (SPLIT == 1 ? all_steps : (rank + 1) * all_steps / SPLIT) - first_step;
   const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N, across = n_full + (n_rest != 0);
-  const auto units = [=](int rows) {
-    const int r = (rows + ROWS - 1) / ROWS;
-    return CLUSTER == 1 ? r * across : r / 2 * across + (r & 1) * ((across + 1) / 2);
-  };
+  const auto tiles = [=](int rows) { return (rows + ROWS - 1) / ROWS * across; };
   const auto find = [=](int t) {
-    return t < unit_ends[G - 1] ? locate(t, n_full, n_rest, rank, G, unit_ends, row_ends) : Tile{0, 0, 0, 0, 0, 0};
+    return t < tile_ends[G - 1] ? locate(t, n_full, n_rest, G, tile_ends, row_ends) : Tile{0, 0, 0, 0, 0};
   };
+  // Boxes end where the tensor does: TMA takes 7 clocks for each row outside, 2 inside (H200).
+  const int at_once = min(ROWS, M);
   const bool guessed = G == 1 || (early && G <= LANES);
   int row_end = M;  // of the group of this lane
   Tile tile;
   if (warp == 4 * CONSUMERS + 1 && guessed) {
     if (G > 1 && lane < G) row_end = load_now(offs + lane);
-    list_groups(unit_ends, row_ends, G, [=](int) { return row_end; }, units);
-    tile = find(blockIdx.x / PROGRAMS);
+    list_groups(tile_ends, row_ends, G, [=](int) { return row_end; }, tiles);
+    tile = find(blockIdx.x / SPLIT);
     if (early && tile.row < tile.row_end && elected()) {
       prefetch_2d(a_wide_map, first_step * K_STEP, tile.row);
       prefetch_3d(b_wide_map, first_step * K_STEP, tile.col, tile.group);
     }
   }
-  if (PROGRAMS > 1) cluster_sync();
+  if (SPLIT > 1) cluster_sync();
   else __syncthreads();
   const int group = warp / 4;
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -277,10 +269,10 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
     if (warp == 4 * CONSUMERS + 1) {
       // The scheduler: a tile ahead of the others, with its scales of b.
-      const int stride = gridDim.x / PROGRAMS, scales_n = (N + 127) / 128;
+      const int stride = gridDim.x / SPLIT, scales_n = (N + 127) / 128;
       bool found = guessed && (G == 1 || !__ballot_sync(0xffffffffu, lane < G && load_now(offs + lane) != row_end));
-      if (!found) list_groups(unit_ends, row_ends, G, [=](int g) { return load_now(offs + g); }, units);
-      int t = blockIdx.x / PROGRAMS;
+      if (!found) list_groups(tile_ends, row_ends, G, [=](int g) { return load_now(offs + g); }, tiles);
+      int t = blockIdx.x / SPLIT;
       for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_empty + slot * 8, parity);
         if (!found) tile = find(t);
@@ -307,33 +299,32 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       }
     } else if (warp == 4 * CONSUMERS && elected()) {
       ring.phases = ~0u;
+      const u32 scales_bytes = min(ROWS + 4, (M + 3) / 4 * 4) * 4;
       for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_full + slot * 8, parity);
         tile = received(s.tile + slot * 32);
         if (tile.width == 0) break;
         const int rows = tile.row_end - tile.row;
         const int boxes = rows > ROWS - 64 ? CONSUMERS : rows > 0 ? (rows + 63) / 64 : 0;
-        const bool wide = tile.width == BLOCK_N || (CLUSTER == 2 && tile.share == SHARE_B);
-        const u32 bytes = boxes ? boxes * A_BOX + (wide ? B_BYTES : tile.width * K_STEP) + SCALES_BYTES : 0;
+        const int columns = min(BLOCK_N, N - tile.col), whole = columns / EDGE;
+        const u32 a_bytes = (rows >= at_once ? at_once : boxes * min(64, M)) * K_STEP;
+        const u32 bytes = boxes ? a_bytes + columns * K_STEP + scales_bytes : 0;
         for (int step = 0, stage = 0; step < steps; step++) {
           const u32 bar = s.full + stage * 8, a = s.a + stage * A_BYTES, b = s.b + stage * B_BYTES;
           const int k = (first_step + step) * K_STEP;
           barrier_wait(s.empty + stage * 8, ring.parity(stage));
           barrier_expect(bar, bytes);
-          if (CLUSTER == 2 && tile.share == SHARE_A) {
-            if (rank < boxes) tma_2d_both(a + rank * A_BOX, a_map, bar, k, tile.row + rank * 64);
+          if (rows >= at_once) {
+            tma_2d(a, a_wide_map, bar, k, tile.row);
           } else {
-            if (boxes == 2) tma_2d(a, a_wide_map, bar, k, tile.row);
-            else if (boxes) tma_2d(a, a_map, bar, k, tile.row);
+            for (int i = 0; i < boxes; i++) tma_2d(a + i * A_BOX, a_map, bar, k, first_row(tile, i, at_once));
           }
           if (boxes) tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, first_step + step);
-          if (CLUSTER == 2 && tile.share == SHARE_B) {
-            if (rank == 0) tma_3d_both(b, b_wide_map, bar, k, tile.col, tile.group);
-          } else if (boxes && wide) {
+          if (boxes && columns == BLOCK_N) {
             tma_3d(b, b_wide_map, bar, k, tile.col, tile.group);
           } else if (boxes) {
-            for (int i = 0; i < tile.width / EDGE; i++)
-              tma_3d(b + i * B_BOX, b_map, bar, k, tile.col + i * EDGE, tile.group);
+            for (int i = 0; i < whole; i++) tma_3d(b + i * B_BOX, b_map, bar, k, tile.col + i * EDGE, tile.group);
+            if (columns % EDGE) tma_3d(b + whole * B_BOX, b_rest_map, bar, k, tile.col + whole * EDGE, tile.group);
           }
           ring.passed(stage);
           stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -346,13 +337,14 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     ring.phases = 0;
     u32 shared_before = 0;
     const int last = G == 1 ? load_now(offs) : M;
-    const int row = warp * 16 + lane / 4;
     for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
       barrier_wait(s.tile_full + slot * 8, parity);
       tile = received(s.tile + slot * 32);
       if (tile.width == 0) break;
+      const bool idle = tile.row + group * 64 >= min(tile.row_end, last);
+      const int first = first_row(tile, group, at_once);
       tile.row_end = min(tile.row_end, last);
-      if (tile.row + group * 64 >= tile.row_end) {
+      if (idle) {
         // No wgmma keeps the lanes together here: none must miss what the others give back.
         __syncwarp();
         if (lane == 0) barrier_arrive(s.tile_empty + slot * 8);
@@ -368,18 +360,18 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       barrier_wait(s.scales_full + slot * 8, parity);
       if (SPLIT == 1 || steps) barrier_wait(s.full, ring.parity(0));
       if (tile.width == BLOCK_N)
-        compute<BLOCK_N>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
+        compute<BLOCK_N>(ring, s, slot, steps, group, tile, first, out_map, out, pitch, N, rank, shared_before);
 #if BLOCK_N > 64
       else if (tile.width == 64)
-        compute<64>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
+        compute<64>(ring, s, slot, steps, group, tile, first, out_map, out, pitch, N, rank, shared_before);
 #endif
 #if BLOCK_N > 128
       else
-        compute<128>(ring, s, slot, steps, group, row, tile, out_map, out, pitch, N, rank, shared_before);
+        compute<128>(ring, s, slot, steps, group, tile, first, out_map, out, pitch, N, rank, shared_before);
 #endif
     }
     if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
   // The other program may still load or arrive here.
-  if (PROGRAMS > 1) cluster_sync();
+  if (SPLIT > 1) cluster_sync();
 }

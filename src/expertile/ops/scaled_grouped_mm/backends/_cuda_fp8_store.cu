@@ -7,7 +7,7 @@ constexpr u32 OUT_BYTES = SPLIT == 1 ? (BLOCK_N + 63) / 64 * (64 * 128) : (SPLIT
 // columns past the last 64, and the last rows of a group, which no box may exceed, 16 bytes of a row a lane.
 template <int WIDTH>
 __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const TensorMap& out_map, char* out, long long pitch,
-                                           const Tile& tile, int part_no, int N) {
+                                           const Tile& tile, int first, int part_no, int N) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % LANES, warp = thread / LANES;
   if (warp == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   warpgroup_sync(part_no);
@@ -18,7 +18,6 @@ __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const Ten
     const u32 to = row_at + block / 4 * (64 * 128) + ((chunk ^ lane % 8) << 4);
     store_matrices(to, sum + block * 8);
   }
-  const int first = tile.row + part_no * 64;
   const bool boxes = first + 64 <= tile.row_end;
   if (boxes) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   warpgroup_sync(part_no);
@@ -43,7 +42,7 @@ __device__ __forceinline__ void store_tile(const float* sum, u32 mine, const Ten
 // tiles that this consumer has shared before.
 template <int WIDTH>
 __device__ __forceinline__ void store_part(const float* sum, u32 mine, u32 full, u32 empty, char* out, long long pitch,
-                                           const Tile& tile, int part_no, int rank, u32 parity, int N) {
+                                           const Tile& tile, int first, int rank, u32 parity, int N) {
   constexpr int MINE = WIDTH / 2 / SPLIT;  // sums of a thread
   constexpr u32 SENT = 128 * MINE * 4;     // bytes of a consumer for each other program
   const int thread = threadIdx.x % 128, lane = threadIdx.x % LANES, warp = thread / LANES;
@@ -56,7 +55,7 @@ __device__ __forceinline__ void store_part(const float* sum, u32 mine, u32 full,
     for (int i = 0; i < MINE; i += 4)
       if (to != rank) send_16(mine + (rank - (rank > to)) * SENT + i * 512, full, to, sum + to * MINE + i);
   barrier_wait(full, parity);
-  const int row = tile.row + part_no * 64 + warp * 16 + lane / 4;
+  const int row = first + warp * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < MINE; i += 4) {
     float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -39,27 +39,25 @@ from expertile.ragged import power_of_two
 _FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8.cu")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in _FILES))
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_WIDTHS = (*range(64, 161, 16), 192)  # of tiles
-_TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 5, *(_LONG,) * 4)
+_WIDTHS = (32, 48, *range(64, 161, 16), 192)  # of tiles
+_TYPES = (*(nvrtc.TensorMap,) * 7, *(_ADDRESS,) * 4, *(_INT,) * 5, *(_LONG,) * 4)
 
 
 @dataclass(frozen=True)
 class Config:
     """Tile sizes and schedule.
 
-    block_n: a multiple of 16, 64 to 160, or 192: others would meet a third scale of b.
+    block_n: 32, 48, a multiple of 16 from 64 to 160, or 192: wider ones would meet a third scale of b.
     group_m: rows of tiles that share one pass over a group's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
-    cluster: two programs share the columns of b of two rows of tiles; their schedule is static.
     consumers: of 64 rows of the tile each, 1 or 2.
-    split_k: programs, neighbours in a cluster, that share a tile's steps: 1, 2, 4 or 8; their schedule is static.
+    split_k: programs, of one cluster, that share a tile's steps: 1, 2, 4 or 8; their schedule is static.
     """
 
     block_n: int = 192
     num_stages: int = 4
     group_m: int = 24
     dynamic: bool = True
-    cluster: bool = False
     consumers: int = 2
     split_k: int = 1
 
@@ -67,26 +65,21 @@ class Config:
         for name, known in (("block_n", _WIDTHS), ("consumers", (1, 2)), ("split_k", (1, 2, 4, 8))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {value}")
-        if self.programs > 1 and self.dynamic:
-            raise ValueError("cluster, split_k: expected dynamic=False beside them")
-        if self.cluster and self.split_k > 1:
-            raise ValueError("split_k: expected 1 beside cluster=True")
+        if self.split_k > 1 and self.dynamic:
+            raise ValueError(f"split_k: expected dynamic=False beside it, got {self.split_k}")
         if self.block_n // self.split_k % 8:
             raise ValueError(
                 f"split_k: expected parts of a multiple of 8 columns, got {self.split_k} of {self.block_n}"
             )
-        if self.block_n == 64 and self.num_stages % 2:
-            raise ValueError(f"num_stages: expected an even number beside block_n=64, got {self.num_stages}")
+        if self.block_n <= 64 and self.num_stages % 2:
+            raise ValueError(
+                f"num_stages: expected an even number beside block_n={self.block_n}, got {self.num_stages}"
+            )
 
     @property
     def rows(self) -> int:
         """Of a tile."""
         return 64 * self.consumers
-
-    @property
-    def programs(self) -> int:
-        """Of a cluster."""
-        return (1 + self.cluster) * self.split_k
 
     def smem_bytes(self, groups: int, k_blocks: int) -> int:
         """Shared memory of one program: ring, tile of out, barriers, the groups' tiles and rows, scales of b of two
@@ -94,7 +87,7 @@ class Config:
         stage = (self.rows + self.block_n) * BLOCK + 640
         slots = 64 + 80 + 2 * (2 if BLOCK % self.block_n else 1) * k_blocks * 4
         parts = self.rows * self.block_n * 4 // self.split_k
-        out = self.rows * -(-self.block_n // 64) * 128 if self.split_k == 1 else parts * (self.split_k - 1)
+        out = max(self.rows * -(-self.block_n // 64) * 128, parts * (self.split_k - 1))
         return 2048 + self.num_stages * (stage + 16) + out + slots + 8 * groups
 
     def source(self, dtype: torch.dtype) -> str:
@@ -105,7 +98,6 @@ class Config:
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
             "DYNAMIC": int(self.dynamic),
-            "CLUSTER": 1 + self.cluster,
             "SPLIT": self.split_k,
             "HALF": int(dtype is torch.float16),
         }
@@ -184,7 +176,8 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     waves = gluon_fp8.expected(rounds, rows / config.rows, 0.1 if problem.groups > 1 else 0.0)
     units = _waves(problem, device, config) * device.sm_count
     tile = 64 if alone else config.rows, config.block_n
-    seconds = gluon_fp8.modelled(problem, device, tile, waiting, waves, units, config.split_k)
+    loading = (min(tile[0], problem.m) + tile[1]) / sum(tile)  # boxes end where the tensor does
+    seconds = gluon_fp8.modelled(problem, device, tile, waiting, waves, units, config.split_k, loading)
     copied = problem.scale_a_strides[0] != 1  # scales of a, by a kernel of its own
     # Its first tile is found, and asked of memory, before the kernel ahead is done.
     seconds += 2e-6 * copied - 0.5e-6
@@ -216,9 +209,11 @@ def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
 @lru_cache(maxsize=1024)
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one with the lowest modelled time first, its tiles shared out beforehand where they are
-    few. Pairs were up to 9 % slower than that on an H200, on ten of twelve problems (2026-11-26)."""
+    few."""
     lone, split = Config(64, dynamic=False, consumers=1), Config(64, dynamic=False, split_k=2)
-    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in map(Config, _WIDTHS)]
+    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in map(Config, _WIDTHS[2:])]
+    if problem.mean_group > 64:
+        found += [c for n in _WIDTHS[:2] if _waves(problem, device, c := Config(n, dynamic=False)) <= 1]
     if problem.mean_group <= 64:
         low = [lone, *(replace(lone, block_n=n) for n in (80, 96))]
         # Of equal times the first is taken: two consumers where some groups may have more rows than one holds.
@@ -228,9 +223,8 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
         found += [replace(lone, split_k=2), split, replace(split, block_n=128)]
     found = [_fitted(c, problem, device) for c in found]
     first, *others = sorted(found, key=partial(_seconds, problem, device))
-    pair = Config(dynamic=False, cluster=True)
-    more = (replace(first, dynamic=not first.dynamic),) if first.programs == 1 else ()
-    return (first, *others[:4], *more, pair)
+    more = (replace(first, dynamic=not first.dynamic),) if first.split_k == 1 else ()
+    return (first, *others[:4], *more)
 
 
 @lru_cache(maxsize=64)
@@ -242,7 +236,7 @@ def _binary(config: Config, dtype: torch.dtype) -> bytes:
 def _kernel(config: Config, dtype: torch.dtype, groups: int, k_blocks: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
     smem_bytes, binary = config.smem_bytes(groups, k_blocks), _binary(config, dtype)
-    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, (config.consumers + 1) * 128, smem_bytes, config.programs)
+    return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, (config.consumers + 1) * 128, smem_bytes, config.split_k)
 
 
 def _side_by_side(scale_a: torch.Tensor) -> torch.Tensor:
@@ -282,12 +276,14 @@ def _launch(
     counter; pitches: bytes between two blocks of scales of a, and between two rows of out."""
     a, b, scale_a, out, offs, scale_b, counter = addresses
     of_a, of_b = ((p.m, p.k), p.a_strides[:1]), ((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2]))
+    scales = min(config.rows + 4, -(-p.m // 4) * 4)
     maps = (
-        nvrtc.tensor_map(a, *of_a, (64, BLOCK)),
-        nvrtc.tensor_map(a, *of_a, (config.rows, BLOCK)),
+        nvrtc.tensor_map(a, *of_a, (min(64, p.m), BLOCK)),
+        nvrtc.tensor_map(a, *of_a, (min(config.rows, p.m), BLOCK)),
         nvrtc.tensor_map(b, *of_b, (1, 64, BLOCK)),
         nvrtc.tensor_map(b, *of_b, (1, config.block_n, BLOCK)),
-        nvrtc.tensor_map(scale_a, (p.k_blocks, p.m), pitches[:1], (1, config.rows + 4), 4, swizzled=False),
+        nvrtc.tensor_map(b, *of_b, (1, p.n % config.block_n % 64 or 64, BLOCK)),
+        nvrtc.tensor_map(scale_a, (p.k_blocks, p.m), pitches[:1], (1, scales), 4, swizzled=False),
         nvrtc.tensor_map(out, (p.m, p.n), pitches[1:], (64, 64), 2),
     )
     early = starts_early(p, EARLY_FLOPS)

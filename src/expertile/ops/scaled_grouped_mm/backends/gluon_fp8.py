@@ -192,7 +192,9 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
 
     units = math.ceil(rows / config.block_m) * across
     rounds = expected(waves, rows / config.block_m, uneven)
-    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, units, config.split_k)
+    # H200, 64 rows, 7168 -> 4096: 16.2 us in tiles of 32 columns, 14.5 in 64 and two parts of K.
+    loading = 1.7 if config.block_n < 64 else 1.0
+    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, units, config.split_k, loading)
     # The partial sums, written and read through L2, and the launch of the kernel that adds them up.
     if config.split_k > 1:
         seconds += 4e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
@@ -218,20 +220,19 @@ def modelled(
     waves: float,
     units: float,
     split_k: int = 1,
+    loading: float = 1.0,
 ) -> float:
     """Modelled time of one call in tiles of so many rows and columns, without what adds up the sums of a split K.
 
     Waves of work units, each as long as the longest of its products (tensor cores and promotion: `waiting` times the
-    products alone), its bytes through L2 and its share of the bytes from memory.
+    products alone), its bytes through L2 (64 a clock, `loading` times as long) and its share of the bytes from memory.
     """
     p, (block_m, block_n) = problem, tile
     clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
     depth = p.k if p.layout is Layout.RAGGED_M else max(p.mean_group, 1)
     steps = math.ceil(depth / BLOCK) / split_k
     products = block_m * block_n * BLOCK / 4096 * waiting
-    loads = (block_m + block_n) * BLOCK / 64
-    if block_n < 64:
-        loads *= 1.7  # H200, 64 rows, 7168 -> 4096: 16.2 us, which 64 columns and two parts of K do in 14.5
+    loads = (block_m + block_n) * BLOCK / 64 * loading
     on_chip = waves * (steps * max(products, loads) + 700) / clock
     from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
     # Few programs do not ask for bytes fast enough. (This and what a split K costs: fitted to 52 shapes on an H200,
