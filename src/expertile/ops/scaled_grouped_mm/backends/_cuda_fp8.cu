@@ -304,11 +304,10 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         barrier_wait(s.tile_full + slot * 8, parity);
         tile = received(s.tile + slot * 32);
         if (tile.width == 0) break;
-        const int rows = tile.row_end - tile.row;
-        const int boxes = rows > ROWS - 64 ? CONSUMERS : rows > 0 ? (rows + 63) / 64 : 0;
+        const int rows = tile.row_end - tile.row, boxes = rows > 64 ? CONSUMERS : 1;
         const int columns = min(BLOCK_N, N - tile.col), whole = columns / EDGE;
         const u32 a_bytes = (rows >= at_once ? at_once : boxes * min(64, M)) * K_STEP;
-        const u32 bytes = boxes ? a_bytes + columns * K_STEP + scales_bytes : 0;
+        const u32 bytes = a_bytes + columns * K_STEP + scales_bytes;
         for (int step = 0, stage = 0; step < steps; step++) {
           const u32 bar = s.full + stage * 8, a = s.a + stage * A_BYTES, b = s.b + stage * B_BYTES;
           const int k = (first_step + step) * K_STEP;
@@ -319,10 +318,10 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           } else {
             for (int i = 0; i < boxes; i++) tma_2d(a + i * A_BOX, a_map, bar, k, first_row(tile, i, at_once));
           }
-          if (boxes) tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, first_step + step);
-          if (boxes && columns == BLOCK_N) {
+          tma_2d(s.scale_a + stage * SCALES_PITCH, scale_a_map, bar, tile.row & ~3, first_step + step);
+          if (columns == BLOCK_N) {
             tma_3d(b, b_wide_map, bar, k, tile.col, tile.group);
-          } else if (boxes) {
+          } else {
             for (int i = 0; i < whole; i++) tma_3d(b + i * B_BOX, b_map, bar, k, tile.col + i * EDGE, tile.group);
             if (columns % EDGE) tma_3d(b + whole * B_BOX, b_rest_map, bar, k, tile.col + whole * EDGE, tile.group);
           }
