@@ -101,11 +101,6 @@ def test_tokens(sizes, past):
     assert (y[:, end if not sizes else int(ends[-1]) :] == 0).all()
 
 
-def test_vectors_are_refused():
-    with pytest.raises(ValueError, match="x: expected at least 2 dimensions"):
-        Fp8Blocks.quantize(normal(128))
-
-
 WEIGHTS = {
     "fp8": lambda seed: Fp8Blocks.quantize(normal(2, 130, 128, seed=seed), (128, 128)),
     "fp8 tokens": lambda seed: Fp8Blocks.quantize(normal(5, 200, seed=seed)),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.formats.quantized import changed
+from expertile.formats.quantized import changed, found, validate_dtype, validate_floating
 
 E4M3_MAX = 448.0
 TOKEN_BLOCK = 128  # tokens that share a scale where a product sums over tokens
@@ -28,12 +28,24 @@ class Fp8Blocks:
 
     values: [..., R, C] float8_e4m3fn; scales: [..., ceil(R / rows), ceil(C / columns)] float32. What is passed to
     `scaled_grouped_mm` is `values` and `scales` of activations [T, K] with block (1, 128), and of weights [G, N, K]
-    with block (128, 128), the latter as `values.transpose(-2, -1)`.
+    with block (128, 128), the latter as `values.transpose(-2, -1)`. ValueError names a field that does not fit.
     """
 
     values: Tensor
     scales: Tensor
     block: tuple[int, int] = (1, 128)
+
+    def __post_init__(self) -> None:
+        values, scales, block = self.values, self.scales, self.block
+        _check_block(block)
+        if not isinstance(values, Tensor) or values.dtype is not torch.float8_e4m3fn or values.dim() < 2:
+            raise ValueError(f"values: expected float8_e4m3fn [..., R, C], got {found(values)}")
+        *others, rows, cols = values.shape
+        shape = (*others, -(-rows // block[0]), -(-cols // block[1]))
+        if not isinstance(scales, Tensor) or scales.dtype is not torch.float32 or scales.shape != shape:
+            raise ValueError(f"scales: expected float32 {list(shape)} for blocks of {block}, got {found(scales)}")
+        if scales.device != values.device:
+            raise ValueError(f"scales: expected device {values.device} as values has, got {scales.device}")
 
     def __repr__(self) -> str:
         return f"Fp8Blocks({list(self.values.shape)}, block={self.block}, device={self.values.device})"
@@ -54,8 +66,10 @@ class Fp8Blocks:
         A block of zeros has the scale 1. NaN and infinities make their block's scale NaN or infinite. With
         `power_of_two` scales are rounded up to powers of two, so that multiplying by them is exact.
         """
-        if x.dim() < 2:
-            raise ValueError(f"x: expected at least 2 dimensions, got shape {list(x.shape)}")
+        if not isinstance(x, Tensor) or x.dim() < 2 or not x.is_floating_point():
+            raise ValueError(f"x: expected a floating-point [..., R, C], got {found(x)}")
+        block = tuple(block) if isinstance(block, list) else block
+        _check_block(block)
         rows, cols = x.shape[-2:]
         tiles = _tiled(x.float(), block)
         amax = tiles.abs().amax(dim=(-3, -1))
@@ -78,6 +92,9 @@ class Fp8Blocks:
         each group stand zeros; the returned offs (int32, on the device, multiples of 128) count them in. Rows past
         offs[-1] are dropped. Never waits for the GPU.
         """
+        validate_floating("x", x, (2,), "[T, C]")
+        if not isinstance(offs, Tensor) or offs.dtype is not torch.int32 or offs.dim() != 1 or not len(offs):
+            raise ValueError(f"offs: expected int32 [G] of at least one group, got {found(offs)}")
         tokens, channels = x.shape
         groups = offs.shape[0]
         room = (tokens + (TOKEN_BLOCK - 1) * groups) // TOKEN_BLOCK * TOKEN_BLOCK
@@ -95,6 +112,7 @@ class Fp8Blocks:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """values · scales, [..., R, C]."""
+        validate_dtype(dtype)
         return dequantize(self.values, self.scales, self.block, dtype)
 
     def transposed(self) -> "Fp8Blocks":
@@ -108,6 +126,13 @@ class Fp8Blocks:
             )
         values = self.values.transpose(-2, -1).contiguous()
         return Fp8Blocks(values, self.scales.transpose(-2, -1).contiguous(), self.block)
+
+
+def _check_block(block: Any) -> None:
+    whole = (int, torch.SymInt)
+    pair = isinstance(block, tuple) and len(block) == 2
+    if not pair or not isinstance(block[0], whole) or not isinstance(block[1], whole) or min(block) < 1:
+        raise ValueError(f"block: expected (rows, columns), integers of at least 1, got {block!r}")
 
 
 def _of_bytes(values: Tensor, scales: Tensor, block: tuple[int, int]) -> Fp8Blocks:

@@ -28,7 +28,7 @@ from typing import ClassVar, Self
 import torch
 
 from expertile.formats.int4.packing import words as words_of
-from expertile.formats.quantized import KernelLayout, QuantizedWeight, validate_nibbles
+from expertile.formats.quantized import KernelLayout, QuantizedWeight, found, validate_floating, validate_nibbles
 
 BLOCK = 32  # values that share a scale
 BIAS = 127
@@ -58,17 +58,15 @@ class Mxfp4Layout(QuantizedWeight):
 
     def __post_init__(self) -> None:
         packed, scales, layout = self.packed, self.scales, self.kernel_layout(self.k, BLOCK)
-        if packed.dtype is not torch.uint8 or packed.dim() != 3 or packed.shape[2] != layout.row_bytes:
-            raise ValueError(
-                f"packed: expected uint8 [G, N, {layout.row_bytes}] for K = {self.k}, got {packed.dtype} "
-                f"{list(packed.shape)}"
-            )
+        of_bytes = isinstance(packed, torch.Tensor) and packed.dtype is torch.uint8
+        if not of_bytes or packed.dim() != 3 or packed.shape[2] != layout.row_bytes:
+            raise ValueError(f"packed: expected uint8 [G, N, {layout.row_bytes}] for K = {self.k}, got {found(packed)}")
         shape = self._shape_of_scales(packed.shape[0], packed.shape[1], self.k)
-        if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
+        if not isinstance(scales, torch.Tensor) or scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
             more = f" + {self.scales_of_row}" if self.scales_of_row else ""
             raise ValueError(
-                f"scales: expected uint8 {list(shape)} (G, K/128{more}, N, 4), got {scales.dtype} "
-                f"{list(scales.shape)}; Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
+                f"scales: expected uint8 {list(shape)} (G, K/128{more}, N, 4), got {found(scales)}; "
+                "Mxfp4Weight.from_blocks takes scales [G, N, K/32]"
             )
         self._check_place()
 
@@ -80,7 +78,7 @@ class Mxfp4Layout(QuantizedWeight):
     @classmethod
     def kernel_layout(cls, k: int, group_size: int) -> KernelLayout:
         """Scales are loaded as words of four."""
-        if k % BLOCK or k <= 0:
+        if not isinstance(k, int) or k % BLOCK or k <= 0:
             raise ValueError(
                 f"K: expected a positive multiple of {BLOCK} (values that share a scale), got {k}; pad the weights and "
                 "the activations with zeros"
@@ -141,8 +139,7 @@ class Mxfp4Weight(Mxfp4Layout):
 
         A block of zeros has scale 1. Works an expert at a time, in float32. ValueError for NaN and infinities.
         """
-        if w.dim() not in (2, 3) or not w.is_floating_point():
-            raise ValueError(f"w: expected a floating-point [G, N, K] or [N, K], got {w.dtype} {list(w.shape)}")
+        validate_floating("w", w, (2, 3), "[G, N, K] or [N, K]")
         w = w if w.dim() == 3 else w[None]
         made = Mxfp4Weight.empty(tuple(w.shape), w.device)
         for e in range(w.shape[0]):
@@ -153,8 +150,6 @@ class Mxfp4Weight(Mxfp4Layout):
     @staticmethod
     def of_codes(codes: torch.Tensor, scales: torch.Tensor) -> "Mxfp4Weight":
         """From `codes` [G, N, K] (integers 0 … 15) and scale bytes [G, N, K/32]. ValueError for scales of 255."""
-        if codes.dim() != 3:
-            raise ValueError(f"codes: expected [G, N, K], got {list(codes.shape)}")
         validate_nibbles("codes", codes)
         made = Mxfp4Weight.empty(tuple(codes.shape), codes.device)
         scales = _scale_bytes("scales", scales, (*codes.shape[:2], made.k // BLOCK))
@@ -166,8 +161,9 @@ class Mxfp4Weight(Mxfp4Layout):
     def from_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> "Mxfp4Weight":
         """gpt-oss's tensors: `*_blocks` uint8 [G, N, K/32, 16], the even value in the low nibble, and `*_scales` uint8
         (or float8_e8m0fnu) [G, N, K/32]. Rearranged, not rounded; `blocks` and `scale_bytes` give them back."""
-        if blocks.dtype is not torch.uint8 or blocks.dim() != 4 or blocks.shape[-1] != BLOCK // 2:
-            raise ValueError(f"blocks: expected uint8 [G, N, K/32, 16], got {blocks.dtype} {list(blocks.shape)}")
+        of_bytes = isinstance(blocks, torch.Tensor) and blocks.dtype is torch.uint8
+        if not of_bytes or blocks.dim() != 4 or blocks.shape[-1] != BLOCK // 2:
+            raise ValueError(f"blocks: expected uint8 [G, N, K/32, 16], got {found(blocks)}")
         made = Mxfp4Weight.empty((*blocks.shape[:2], BLOCK * blocks.shape[2]), blocks.device)
         scales = _scale_bytes("scales", scales, tuple(blocks.shape[:3]))
         for e in range(blocks.shape[0]):
@@ -233,9 +229,11 @@ torch.serialization.add_safe_globals([Mxfp4Weight])
 
 def _scale_bytes(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Scales as bytes. ValueError unless they are of that shape and none is NaN."""
-    scales = scales.view(torch.uint8) if scales.dtype is torch.float8_e8m0fnu else scales
-    if scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
-        raise ValueError(f"{name}: expected uint8 {list(shape)} (…, N, K/32), got {scales.dtype} {list(scales.shape)}")
+    given = scales
+    if isinstance(scales, torch.Tensor) and scales.dtype is torch.float8_e8m0fnu:
+        scales = scales.view(torch.uint8)
+    if not isinstance(scales, torch.Tensor) or scales.dtype is not torch.uint8 or tuple(scales.shape) != shape:
+        raise ValueError(f"{name}: expected uint8 {list(shape)} (…, N, K/32), got {found(given)}")
     bad = 0 if scales.is_meta else int((scales == NAN_SCALE).sum())
     if bad:
         raise ValueError(f"{name}: expected bytes below {NAN_SCALE}, which is e8m0's NaN, got {bad} of them")

@@ -46,6 +46,8 @@ class Mxfp4Fp8Weight(Mxfp4Layout):
     @staticmethod
     def of(w: Mxfp4Weight) -> "Mxfp4Fp8Weight":
         """`w` rearranged, and rounded where scales of a row are more than 2^11 apart. An expert at a time."""
+        if not isinstance(w, Mxfp4Weight):
+            raise ValueError(f"w: expected an Mxfp4Weight, got {type(w).__name__}")
         made = Mxfp4Fp8Weight.empty(w.shape, w.device)
         for e in range(w.shape[0]):
             one = w.part(e, e + 1)

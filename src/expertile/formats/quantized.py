@@ -29,8 +29,27 @@ class KernelLayout:
         return 2 if self.scale_dtype is None else self.scale_dtype.itemsize
 
 
+def found(x: object) -> str:
+    """What came as an argument, for an error: a tensor's dtype and shape, or the name of a class."""
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+
+
+def validate_floating(name: str, x: object, dims: Sequence[int], expected: str) -> None:
+    """ValueError unless x is a floating-point tensor with as many dimensions as one of `dims`."""
+    if not isinstance(x, torch.Tensor) or x.dim() not in dims or not x.is_floating_point():
+        raise ValueError(f"{name}: expected a floating-point {expected}, got {found(x)}")
+
+
+def validate_dtype(dtype: object) -> None:
+    """ValueError unless values can be dequantised to `dtype`."""
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype: expected a floating-point dtype, got {dtype!r}")
+
+
 def validate_nibbles(name: str, values: torch.Tensor) -> None:
-    """ValueError unless `values`, which it reads, are whole numbers 0 … 15."""
+    """ValueError unless `values` [G, N, K], which it reads, are whole numbers 0 … 15."""
+    if not isinstance(values, torch.Tensor) or values.dim() != 3:
+        raise ValueError(f"{name}: expected [G, N, K] of integers 0 … 15, got {found(values)}")
     if values.is_meta:
         return
     whole = values == values.trunc() if values.is_floating_point() else True
@@ -96,6 +115,7 @@ class QuantizedWeight:
         """
         if dtype is None:
             dtype = self.scales.dtype if self.scales.is_floating_point() else torch.bfloat16
+        validate_dtype(dtype)
         out = torch.empty(self.shape, dtype=dtype, device=self.device)
         for e in range(self.shape[0]):
             out[e] = self.part(e, e + 1)._in_float32()[0].to(dtype)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from expertile.formats.int4.packing import half_block, pack, unpack
-from expertile.formats.quantized import KernelLayout, QuantizedWeight, validate_nibbles
+from expertile.formats.quantized import KernelLayout, QuantizedWeight, found, validate_floating, validate_nibbles
 
 GROUP_SIZES = (32, 64, 128)
 SCALE_DTYPES = (torch.bfloat16, torch.float16)
@@ -91,14 +91,16 @@ class Int4Weight(QuantizedWeight):
 
         `group_size` None: one scale for each row. `dtype` of the scales: that of `w` if it is bfloat16 or float16, else
         bfloat16. Values are rounded against the scale as stored. A group of zeros has scale 1; NaN and infinities make
-        their group's scale NaN or infinite. Works an expert at a time, in float32.
+        their group's scale NaN or infinite. ValueError where a finite group's scale is above what `dtype` holds. Works
+        an expert at a time, in float32.
         """
-        if w.dim() not in (2, 3) or not w.is_floating_point():
-            raise ValueError(f"w: expected a floating-point [G, N, K] or [N, K], got {w.dtype} {list(w.shape)}")
+        validate_floating("w", w, (2, 3), "[G, N, K] or [N, K]")
         w = w if w.dim() == 3 else w[None]
         g, n, k = w.shape
         group_size = k if group_size is None else group_size
         dtype = dtype or (w.dtype if w.dtype in SCALE_DTYPES else torch.bfloat16)
+        if dtype not in SCALE_DTYPES:
+            raise ValueError(f"dtype: expected torch.bfloat16 or torch.float16, got {dtype!r}")
         validate_groups(k, group_size)
         packed = torch.empty(g, n, k // 2, dtype=torch.uint8, device=w.device)
         scales = torch.empty(g, k // group_size, n, dtype=dtype, device=w.device)
@@ -115,10 +117,8 @@ class Int4Weight(QuantizedWeight):
     @staticmethod
     def of_values(values: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> "Int4Weight":
         """From unpacked `values` [G, N, K] (integers 0 … 15), with scales and zeros [G, K/group_size, N]."""
-        if values.dim() != 3:
-            raise ValueError(f"values: expected [G, N, K], got {list(values.shape)}")
-        validate_groups(values.shape[2], group_size)
         validate_nibbles("values", values)
+        validate_groups(values.shape[2], group_size)
         packed = pack(values.to(torch.uint8).contiguous(), half_block(values.shape[2], group_size))
         return Int4Weight(packed, scales.contiguous(), None if zeros is None else zeros.contiguous(), group_size)
 
@@ -168,6 +168,9 @@ def _quantize_rows(groups: Tensor, symmetric: bool, dtype: torch.dtype) -> tuple
         extent = (high - low) / 15
     scale = torch.where(extent == 0, 1.0, extent.clamp(min=torch.finfo(dtype).tiny)).to(dtype)
     stored = scale.float()
+    if not extent.is_meta and bool((stored.isinf() & extent.isfinite()).any()):
+        largest = extent[extent.isfinite()].max().item()
+        raise ValueError(f"w: expected scales of at most {torch.finfo(dtype).max:g} in {dtype}, got one of {largest:g}")
     zero = torch.full_like(stored, SYMMETRIC_ZERO) if symmetric else (-low / stored).round().clamp(0, 15)
     q = (groups / stored[..., None]).round().add(zero[..., None]).clamp(0, 15)
     return q.nan_to_num(0).to(torch.uint8), scale, zero
@@ -180,23 +183,23 @@ def validate_groups(k: int, group_size: int) -> None:
             f"K: expected a positive multiple of 64 (bytes pair values 32 or 64 apart), got {k}; pad the weights and "
             "the activations with zeros"
         )
-    if group_size not in GROUP_SIZES and group_size != k:
+    if not isinstance(group_size, int) or group_size not in (*GROUP_SIZES, k):
         raise ValueError(f"group_size: expected 32, 64, 128 or K = {k} (per channel), got {group_size}")
     if k % group_size:
         raise ValueError(f"group_size: expected a divisor of K = {k}, got {group_size}; 32 and 64 always divide it")
 
 
 def _validate(packed: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int) -> None:
-    if packed.dtype is not torch.uint8 or packed.dim() != 3:
-        raise ValueError(f"packed: expected uint8 [G, N, K/2], got {packed.dtype} {list(packed.shape)}")
+    if not isinstance(packed, Tensor) or packed.dtype is not torch.uint8 or packed.dim() != 3:
+        raise ValueError(f"packed: expected uint8 [G, N, K/2], got {found(packed)}")
     g, n, half_k = packed.shape
     validate_groups(2 * half_k, group_size)
     shape = (g, 2 * half_k // group_size, n)
-    if scales.dtype not in SCALE_DTYPES:
-        raise ValueError(f"scales: expected dtype torch.bfloat16 or torch.float16, got {scales.dtype}")
+    if not isinstance(scales, Tensor) or scales.dtype not in SCALE_DTYPES:
+        raise ValueError(f"scales: expected dtype torch.bfloat16 or torch.float16, got {found(scales)}")
     if tuple(scales.shape) != shape:
         raise ValueError(f"scales: expected shape {list(shape)} (G, K/group_size, N), got {list(scales.shape)}")
-    if zeros is not None and (tuple(zeros.shape) != shape or zeros.dtype is not scales.dtype):
-        raise ValueError(
-            f"zeros: expected {scales.dtype} {list(shape)} as scales, got {zeros.dtype} {list(zeros.shape)}"
-        )
+    if zeros is not None and not (
+        isinstance(zeros, Tensor) and tuple(zeros.shape) == shape and zeros.dtype is scales.dtype
+    ):
+        raise ValueError(f"zeros: expected {scales.dtype} {list(shape)} as scales, got {found(zeros)}")
