@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from expertile.moe import MoE, moe_mlp, route
     from expertile.moe.parallel import ExpertParallel, ParallelConfig
     from expertile.moe.parallel_layer import ExpertParallelMoE
-    from expertile.ops.any_weight import grouped_mm
+    from expertile.ops.any_weight import explain, grouped_mm
     from expertile.ops.attention import attention, explain_attention
-    from expertile.ops.grouped_mm.api import explain
     from expertile.ops.pointwise.add_scalar import add_scalar
     from expertile.ops.pointwise.laplacian import laplacian
     from expertile.ops.quantize.api import (
@@ -47,7 +46,7 @@ _LATER = {
     "ParallelConfig": "expertile.moe.parallel",
     "add_scalar": "expertile.ops.pointwise.add_scalar",
     "attention": "expertile.ops.attention",
-    "explain": "expertile.ops.grouped_mm.api",
+    "explain": "expertile.ops.any_weight",
     "explain_attention": "expertile.ops.attention",
     "grouped_mm": "expertile.ops.any_weight",
     "int4_grouped_mm": "expertile.ops.weight_only_mm.api",

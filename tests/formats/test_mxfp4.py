@@ -178,7 +178,7 @@ def test_scales_that_a_dtype_has_no_room_for(dtype, largest):
     blocks, scales = random(k=64)
     Mxfp4Weight.from_blocks(blocks, scales.clamp(max=largest)).check_numbers(dtype)
     scales[0, 0, 0] = largest + 1
-    with pytest.raises(ValueError, match=r"w: expected scales of at most 2\^"):
+    with pytest.raises(ValueError, match=r"scales: expected at most 2\^"):
         Mxfp4Weight.from_blocks(blocks, scales).check_numbers(dtype)
 
 

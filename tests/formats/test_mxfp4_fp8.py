@@ -123,9 +123,9 @@ def test_fields_that_do_not_fit_are_refused(change, message):
 def test_numbers_that_no_weight_has_are_found_when_asked():
     w8 = Mxfp4Fp8Weight.of(weight())
     w8.scales[0, 0, 0, 0] = 13
-    with pytest.raises(ValueError, match="w: expected exponents from 1 to 12, got 1 others"):
+    with pytest.raises(ValueError, match="scales: expected exponents from 1 to 12, got 1 others"):
         w8.check_numbers(torch.float8_e4m3fn)
     w8 = Mxfp4Fp8Weight.of(weight())
     w8.scales[1, -1, 2] = torch.tensor([float("nan")]).view(torch.uint8)
-    with pytest.raises(ValueError, match="w: expected finite scales of rows, got 1"):
+    with pytest.raises(ValueError, match="scales: expected finite ones of rows, got 1"):
         w8.check_numbers(torch.float8_e4m3fn)

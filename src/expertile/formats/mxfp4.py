@@ -214,7 +214,7 @@ class Mxfp4Weight(Mxfp4Layout):
         most = LARGEST_SCALE[dtype]
         large = int((self.scales > most).sum())
         if large:
-            raise ValueError(f"w: expected scales of at most 2^{most - BIAS} with {dtype}, got {large} larger ones")
+            raise ValueError(f"scales: expected at most 2^{most - BIAS} with {dtype}, got {large} larger ones")
 
     def _fill(self, expert: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
         """Write one expert: codes [N, K] and scale bytes [N, K/32]."""

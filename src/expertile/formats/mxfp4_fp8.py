@@ -78,10 +78,10 @@ class Mxfp4Fp8Weight(Mxfp4Layout):
         exponents = self._bytes_of_blocks()
         bad = int(((exponents < 1) | (exponents > LARGEST_EXPONENT)).sum())
         if bad:
-            raise ValueError(f"w: expected exponents from 1 to {LARGEST_EXPONENT}, got {bad} others")
+            raise ValueError(f"scales: expected exponents from 1 to {LARGEST_EXPONENT}, got {bad} others")
         infinite = int((~torch.isfinite(self.row_scales())).sum())
         if infinite:
-            raise ValueError(f"w: expected finite scales of rows, got {infinite} that are NaN or infinite")
+            raise ValueError(f"scales: expected finite ones of rows, got {infinite} that are NaN or infinite")
 
 
 # So that torch.load(weights_only=True) takes them.

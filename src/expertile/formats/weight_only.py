@@ -7,7 +7,7 @@ word is unpacked stands beside `ops/weight_only_mm/triton_mxfp4.py`, with a bran
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -18,10 +18,12 @@ from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.formats.quantized import KernelLayout
 
 AnyQuantizedWeight = Int4Weight | Mxfp4Weight | Mxfp4Fp8Weight
+WeightBeside16Bits = Int4Weight | Mxfp4Weight
+WeightBesideFp8 = Int4Weight | Mxfp4Fp8Weight
 WEIGHTS: dict[str, type[AnyQuantizedWeight]] = {w.format: w for w in (Int4Weight, Mxfp4Weight, Mxfp4Fp8Weight)}
 # Which formats meet activations of 16 bits, and which those in FP8.
-WITH_16_BITS = (Int4Weight.format, Mxfp4Weight.format)
-WITH_FP8 = (Int4Weight.format, Mxfp4Fp8Weight.format)
+WITH_16_BITS = tuple(w.format for w in get_args(WeightBeside16Bits))
+WITH_FP8 = tuple(w.format for w in get_args(WeightBesideFp8))
 NAMES = " or ".join(WEIGHTS[name].__name__ for name in WITH_16_BITS)
 
 

@@ -1,18 +1,23 @@
-"""grouped_mm: the public call, for weights of every kind."""
+"""grouped_mm and explain: the public calls, for weights of every kind."""
 
 from typing import Any
 
 import torch
 
-from expertile.formats.weight_only import AnyQuantizedWeight
+from expertile.formats.weight_only import AnyQuantizedWeight, WeightBeside16Bits
+from expertile.ops.backend import device_of
+from expertile.ops.checks import require_tensors
 from expertile.ops.grouped_mm import api as dense
+from expertile.ops.grouped_mm.explain import Explanation, explain_problem
+from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.measure import MEASURE
-from expertile.ops.weight_only_mm.api import weight_only_mm
+from expertile.ops.weight_only_mm.api import choose, weight_only_mm
+from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
 
 def grouped_mm(
     a: torch.Tensor = None,  # type: ignore[assignment]
-    b: torch.Tensor | AnyQuantizedWeight = None,  # type: ignore[assignment]
+    b: torch.Tensor | WeightBeside16Bits = None,  # type: ignore[assignment]
     *,
     offs: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -24,7 +29,7 @@ def grouped_mm(
     out: torch.Tensor | None = None,
     accumulate: bool = False,
     mat_a: torch.Tensor | None = None,
-    mat_b: torch.Tensor | AnyQuantizedWeight | None = None,
+    mat_b: torch.Tensor | WeightBeside16Bits | None = None,
 ) -> torch.Tensor:
     """Many matrix products in one call: out[rows of group g] = a[rows of group g] @ b[g].
 
@@ -81,6 +86,28 @@ def grouped_mm(
     return dense.grouped_mm(
         a, b, backend=backend, batch_invariant=batch_invariant, out=out, accumulate=accumulate, **shared
     )
+
+
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor | WeightBeside16Bits,
+    *,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Explanation:
+    """Which backend `grouped_mm` would use for these operands, why, what bounds it, and what the others would take.
+
+    Reads `offs` on the host (this waits for the GPU) to say how full the tiles are. Same errors as `grouped_mm` with
+    `check=True`. Backends of quantised weights are taken by rule, so that no times of the others are told.
+    """
+    if isinstance(b, AnyQuantizedWeight):
+        require_tensors({"offs": offs, "bias": bias}, a=a)
+        packed = WeightOnlyProblem.of(a, b, offs, bias, out_dtype, check=True)
+        return explain_problem(packed, device_of(a.device.type, a.device.index), choose)
+    require_tensors({"offs": offs, "bias": bias}, a=a, b=b)
+    problem = Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
+    return explain_problem(problem, device_of(a.device.type, a.device.index))
 
 
 def _one_of(name: str, x: Any, alias: str, y: Any) -> Any:

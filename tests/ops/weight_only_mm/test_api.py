@@ -133,17 +133,24 @@ def test_autocast_and_offs_of_any_stride():
         ({"a": None}, "a: expected a torch.Tensor, got NoneType"),
         ({"a": lambda a: a[0]}, r"a: expected \[M, K\], .* got \[256\]"),
         ({"a": lambda a: a.float()}, "a: expected dtype torch.bfloat16 or torch.float16, got torch.float32"),
-        ({"a": lambda a: a.half()}, "w: expected scales of dtype torch.float16 as a has .*, got torch.bfloat16"),
-        ({"a": lambda a: a[:, :-1]}, r"w: expected K = 255 .*, got 256 in shape \[4, 40, 256\]"),
+        (
+            {"a": lambda a: a.half()},
+            r"b \(w of weight_only_mm\): expected scales of dtype torch.float16 as a has .*, got torch.bfloat16",
+        ),
+        (
+            {"a": lambda a: a[:, :-1]},
+            r"b \(w of weight_only_mm\): expected K = 255 .*, got 256 in shape \[4, 40, 256\]",
+        ),
         ({"w": lambda w: w.packed}, "w: expected an Int4Weight or Mxfp4Weight, got Tensor"),
-        ({"w": lambda w: w.to("meta")}, "w: expected device cpu as a has, got meta"),
+        ({"w": lambda w: w.to("meta")}, r"b \(w of weight_only_mm\): expected device cpu as a has, got meta"),
         (
             {"w": lambda w: replace(w, scales=w.scales.clone().requires_grad_())},
-            "w: expected weights that need no grad",
+            r"b \(w of weight_only_mm\): expected weights that need no grad",
         ),
         ({"offs": None}, "offs: expected an int32 tensor with the end of each group"),
         ({"offs": [1]}, "offs: expected a torch.Tensor, got list"),
         ({"offs": OFFS.long()}, "offs: expected dtype torch.int32, got torch.int64"),
+        ({"offs": OFFS[None]}, r"offs: expected 1 dimension, got shape"),
         ({"offs": OFFS[:2]}, r"offs: expected length 4 \(the groups of b\), got 2"),
         ({"offs": OFFS + 5}, "offs: expected a last end of at most 17"),
         ({"bias": torch.zeros(4, 7)}, r"bias: expected shape \[4, 40\]"),
@@ -154,12 +161,15 @@ def test_autocast_and_offs_of_any_stride():
         ({"backend": "loop", "config": 3}, "config: expected a NoConfig of backend loop, got 3"),
         (
             {"w": lambda w: replace(w, scales=w.scales / 0), "check": True},
-            "w: expected finite scales, got 640 that are",
+            "scales: expected finite numbers, got 640 that are",
         ),
-        ({"w": lambda w: replace(w, zeros=w.zeros * float("nan")), "check": True}, "w: expected finite zeros, got 640"),
+        (
+            {"w": lambda w: replace(w, zeros=w.zeros * float("nan")), "check": True},
+            "zeros: expected finite numbers, got 640",
+        ),
         (
             {"w": lambda w: replace(w, scales=torch.full_like(w.scales, -(2.0**27))), "check": True},
-            r"w: expected scales below 2\^27 in magnitude, got 640",
+            r"scales: expected magnitudes below 2\^27, got 640",
         ),
     ],
 )
@@ -190,7 +200,7 @@ def test_scales_that_kernels_cannot_take_are_found_when_asked():
     scales = torch.full((G, N, 2), 161, dtype=torch.uint8)
     w = Mxfp4Weight.of_codes(torch.zeros(G, N, 64, dtype=torch.uint8), scales)
     assert weight_only_mm(a, w, offs=OFFS).shape == (T, N)
-    with pytest.raises(ValueError, match=r"w: expected scales of at most 2\^33 with torch.bfloat16, got 320 larger"):
+    with pytest.raises(ValueError, match=r"scales: expected at most 2\^33 with torch.bfloat16, got 320 larger"):
         weight_only_mm(a, w, offs=OFFS, check=True)
 
 

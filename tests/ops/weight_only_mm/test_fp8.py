@@ -149,7 +149,7 @@ def test_k_that_no_block_divides():
 
 def test_weights_of_the_other_activations_say_where_they_go():
     o, bf16 = make(PLAIN), torch.randn(33, 256).bfloat16()
-    with pytest.raises(ValueError, match="w: expected one of int4, mxfp4 with 16-bit activations, got mxfp4_fp8"):
+    with pytest.raises(ValueError, match="expected one of int4, mxfp4 with 16-bit activations, got mxfp4_fp8"):
         xt.grouped_mm(bf16, o.w, offs=o.offs)
     with pytest.raises(ValueError, match="FP8 activations go to scaled_grouped_mm, with their scales"):
         xt.grouped_mm(o.a, make(INT4).w, offs=o.offs)

@@ -136,10 +136,10 @@ class Int4Weight(QuantizedWeight):
         for name, x in (("scales", self.scales), ("zeros", self.zeros)):
             bad = 0 if x is None else int((~torch.isfinite(x)).sum())
             if bad:
-                raise ValueError(f"w: expected finite {name}, got {bad} that are NaN or infinite")
+                raise ValueError(f"{name}: expected finite numbers, got {bad} that are NaN or infinite")
         large = int((self.scales.abs() >= SCALE_LIMIT).sum()) if dtype is torch.bfloat16 else 0
         if large:
-            raise ValueError(f"w: expected scales below 2^27 in magnitude, got {large} larger ones")
+            raise ValueError(f"scales: expected magnitudes below 2^27, got {large} larger ones")
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Int4Weight":
         """On another device, or with scales of another dtype (which rounds them; zero points stay whole numbers)."""

@@ -18,7 +18,6 @@ from expertile.ops.grouped_mm.autograd import Product, differentiable_mm, gradie
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
-from expertile.ops.grouped_mm.explain import Explanation, explain_problem
 from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.measure import MEASURE, winner
 from expertile.ops.torch_op import Placements, define, no_options, traced
@@ -64,22 +63,6 @@ def grouped_mm(
         over_rows = partial(forward, request=Request(backend, config)) if batch_invariant else product
         return differentiable_mm(product, over_rows, a, b, offs, bias, out_dtype)
     return product(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
-
-
-def explain(
-    a: Tensor,
-    b: Tensor,
-    *,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Explanation:
-    """Which backend `grouped_mm` would use for these operands, why, what bounds it, and what the others would take.
-
-    Reads `offs` on the host (this waits for the GPU) to say how full the tiles are. Same errors as `grouped_mm`.
-    """
-    problem = Problem.from_tensors(a, b, offs, bias, out_dtype, check=True)
-    return explain_problem(problem, _device(a.device.type, a.device.index))
 
 
 def _given_out(

@@ -1,14 +1,14 @@
 """Explanation: one problem in numbers, and why a backend was chosen for it."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
-
-import torch
+from typing import Any
 
 from expertile.device import Device
 from expertile.ops.backend import Choice, Estimate
-from expertile.ops.grouped_mm.backend import Backend, config_dict
+from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.choose import choose
 from expertile.ops.grouped_mm.model import group_sizes_or_even
 from expertile.ops.grouped_mm.problem import Layout, Problem
@@ -27,7 +27,7 @@ class Explanation:
     device: Device
     work: Work
     bound: Bound
-    choice: Choice[Backend] | None  # None when no backend can run here
+    choice: Choice[Any] | None  # None when no backend can run here
     refusal: str
     block_m: int
     block_n: int
@@ -47,8 +47,7 @@ class Explanation:
 
     def _problem(self) -> str:
         p = self.problem
-        dtype = "fp64" if p.dtype is torch.float64 else p.dtype_key
-        return f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {dtype} on {self.device.name}"
+        return f"{p.layout.value}: {p.groups} groups, M={p.m} N={p.n} K={p.k}, {p.operands} on {self.device.name}"
 
     def __str__(self) -> str:
         w = self.work
@@ -84,8 +83,14 @@ class Explanation:
         return f"{seconds * 1e6:.4g} µs" if self.device.kind == "cuda" else "can"
 
 
-def explain_problem(problem: Problem, device: Device) -> Explanation:
-    """Explain `problem` on `device`, which need not be present.
+def _choose(problem: Problem, device: Device) -> Choice[Backend]:
+    return choose(problem, device, quiet=True)
+
+
+def explain_problem(
+    problem: Problem, device: Device, choose: Callable[[Any, Device], Choice[Any]] = _choose
+) -> Explanation:
+    """Explain `problem` on `device`, which need not be present; `choose` is that of its operator.
 
     The choice is the one that `grouped_mm` makes: on a GPU it does not know the group sizes, even where `problem` does.
     """
@@ -93,13 +98,12 @@ def explain_problem(problem: Problem, device: Device) -> Explanation:
     limit = bound(work, device, problem.dtype_key)
     choice, refusal = None, ""
     try:
-        choice = choose(problem.with_sizes(None) if device.kind == "cuda" else problem, device, quiet=True)
+        choice = choose(problem.with_sizes(None) if device.kind == "cuda" else problem, device)
     except ValueError as e:
         refusal = str(e)
     block_m, block_n = 128, 128
     if choice is not None:
-        config = config_dict(choice.config)
-        block_m, block_n = config.get("block_m", block_m), config.get("block_n", block_n)
+        block_m, block_n = (getattr(choice.config, f"block_{x}", size) for x, size in (("m", block_m), ("n", block_n)))
     sizes = group_sizes_or_even(problem)
     if problem.layout is Layout.RAGGED_K:
         sizes = (problem.m,) * problem.groups

@@ -94,6 +94,11 @@ class Problem:
         """The key of the matrix unit in `Device.peak_flops`."""
         return "fp32" if self.dtype is torch.float64 else dtype_key(self.dtype, self.allow_tf32)
 
+    @property
+    def operands(self) -> str:
+        """What is multiplied, in a word."""
+        return "fp64" if self.dtype is torch.float64 else self.dtype_key
+
     @cached_property
     def out_shape(self) -> tuple[int, ...]:
         if self.layout in (Layout.RAGGED_M, Layout.RAGGED_N):

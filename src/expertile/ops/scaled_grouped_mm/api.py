@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from expertile.device import Device
-from expertile.formats.weight_only import AnyQuantizedWeight
+from expertile.formats.weight_only import AnyQuantizedWeight, WeightBesideFp8
 from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
@@ -23,7 +23,7 @@ from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
 def scaled_grouped_mm(
     a: torch.Tensor,
-    b: torch.Tensor | AnyQuantizedWeight,
+    b: torch.Tensor | WeightBesideFp8,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor | None = None,
     *,

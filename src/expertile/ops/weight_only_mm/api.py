@@ -15,7 +15,7 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.quantized import QuantizedWeight
-from expertile.formats.weight_only import NAMES, AnyQuantizedWeight, weight_of
+from expertile.formats.weight_only import NAMES, AnyQuantizedWeight, WeightBeside16Bits, weight_of
 from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Estimate, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
@@ -27,7 +27,7 @@ from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
 from expertile.ops.weight_only_mm import dequantize
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
-from expertile.ops.weight_only_mm.problem import Backend, DescribedWeight, Operands, WeightOnlyProblem
+from expertile.ops.weight_only_mm.problem import WEIGHT, Backend, DescribedWeight, Operands, WeightOnlyProblem
 
 _RANGE_BYTES = 2**28
 # Mean rows per group from which `dequant` beats a backend. Dequantising moves 4.5 bytes a value whatever the rows
@@ -38,7 +38,7 @@ DEQUANT_FROM_ROWS: Mapping[str, float] = MappingProxyType({"triton_int4": 768.0}
 
 def weight_only_mm(
     a: torch.Tensor,
-    w: QuantizedWeight,
+    w: WeightBeside16Bits,
     *,
     offs: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -75,7 +75,7 @@ def weight_only_mm(
         raise ValueError(f"w: expected an {NAMES}, got {type(w).__name__}")
     require_tensors({"offs": offs, "bias": bias}, a=a)
     if w.scales.requires_grad or (w.zeros is not None and w.zeros.requires_grad):
-        raise ValueError("w: expected weights that need no gradient, got scales or zeros with requires_grad")
+        raise ValueError(f"{WEIGHT}: expected weights that need no gradient, got scales or zeros with requires_grad")
     if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
         scales = w.scales.dtype
         a = a.to(scales if scales.is_floating_point else torch.get_autocast_dtype(a.device.type))

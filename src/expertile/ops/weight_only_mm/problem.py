@@ -38,6 +38,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
 OUT_DTYPES = (*DTYPES, torch.float32)
 BLOCK = 128  # values of K that share a scale of FP8 activations
+WEIGHT = "b (w of weight_only_mm)"  # for errors: grouped_mm ends here too
 
 
 class DescribedWeight(NamedTuple):
@@ -71,6 +72,10 @@ class WeightOnlyProblem(Problem):
     def layout_of_weight(self) -> KernelLayout:
         """How its rows lie in memory."""
         return kernel_layout(self.format, self.k, self.group_size)
+
+    @property
+    def operands(self) -> str:
+        return f"{self.dtype_key} x {self.format}"
 
     @property
     def half(self) -> int:
@@ -156,18 +161,18 @@ class WeightOnlyProblem(Problem):
             _check_fp8(a, w, scale_a)
         else:
             _check_16_bits(a, w, scales)
-        for name, x in (("w" if scale_a is None else "b", packed), ("scale_a", scale_a)):
+        name = WEIGHT if scale_a is None else "b"
+        for argument, x in ((name, packed), ("scale_a", scale_a)):
             if x is not None:
-                check_like(name, x, a, "a", "device")
+                check_like(argument, x, a, "a", "device")
         if out_dtype is None:
             out_dtype = torch.bfloat16 if a.dtype is FP8 else a.dtype
         if out_dtype not in OUT_DTYPES:
             raise ValueError(f"out_dtype: expected {' or '.join(map(str, OUT_DTYPES))}, got {out_dtype}")
         (groups, n, row_bytes), (m, k) = packed.shape, a.shape
         if k != w.k:
-            name = "w" if scale_a is None else "b"
             raise ValueError(f"{name}: expected K = {k} (a's last dimension), got {w.k} in shape {[groups, n, w.k]}")
-        groups_of(Layout.RAGGED_M, a, packed, offs)
+        groups_of(Layout.RAGGED_M, a, packed._replace(shape=(groups, n, k)), offs)
         if bias is not None:
             check_bias(Layout.RAGGED_M, bias, groups, n, a)
         aligned = packed.aligned and scales.aligned and (zeros is None or zeros.aligned)
@@ -182,11 +187,13 @@ def _check_16_bits(a: Description, w: DescribedWeight, scales: Description) -> N
         raise ValueError(f"a: expected dtype torch.bfloat16 or torch.float16, got {a.dtype}{further}")
     if w.format not in WITH_16_BITS:
         raise ValueError(
-            f"w: expected one of {', '.join(WITH_16_BITS)} with 16-bit activations, got {w.format}, whose layout is "
-            "that of FP8 activations"
+            f"{WEIGHT}: expected one of {', '.join(WITH_16_BITS)} with 16-bit activations, got {w.format}, whose "
+            "layout is that of FP8 activations"
         )
     if scales.dtype.is_floating_point and scales.dtype is not a.dtype:
-        raise ValueError(f"w: expected scales of dtype {a.dtype} as a has (w.to(dtype=…)), got {scales.dtype}")
+        raise ValueError(
+            f"{WEIGHT}: expected scales of dtype {a.dtype} as a has (`to(dtype=…)` changes them), got {scales.dtype}"
+        )
 
 
 def _check_fp8(a: Description, w: DescribedWeight, scale_a: Description) -> None:
