@@ -1,6 +1,7 @@
 """The MoE module: values and gradients against the formula, the habits of a module, FSDP2, errors."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -189,8 +190,13 @@ def test_fsdp2():
     "change, error, message",
     [
         (dict(top_k=9), ValueError, "top_k: expected 1 … 8, the experts there are, got 9"),
-        (dict(intermediate_size=0), ValueError, "intermediate_size: expected at least 1, got 0"),
-        (dict(shared_intermediate_size=0), ValueError, "shared_intermediate_size: expected at least 1, got 0"),
+        (dict(hidden_size=None), ValueError, "hidden_size: expected an integer of at least 1, got None"),
+        (dict(intermediate_size=0), ValueError, "intermediate_size: expected an integer of at least 1, got 0"),
+        (dict(shared_intermediate_size=1.5), ValueError, "shared_intermediate_size: expected an integer .*, got 1.5"),
+        (dict(router_dtype=torch.int8), ValueError, "router_dtype: expected None or one of .*, got torch.int8"),
+        (dict(dtype="float32"), ValueError, "dtype: expected None or one of .*, got 'float32'"),
+        (dict(bias=None), ValueError, "bias: expected True or False, got None"),
+        (dict(interleaved="yes"), ValueError, "interleaved: expected True or False, got 'yes'"),
         (dict(activation="gelu"), ValueError, "activation: expected one of .*, got 'gelu'"),
         (dict(temperature=2), TypeError, "temperature"),
     ],
@@ -198,6 +204,24 @@ def test_fsdp2():
 def test_errors(change, error, message):
     with pytest.raises(error, match=message):
         MoE(**{"hidden_size": 16, "intermediate_size": 8, "num_experts": 8, "top_k": 2, **change})
+
+
+@pytest.mark.parametrize(
+    "counts, rate, message",
+    [
+        (None, 1e-3, r"counts: expected \[8\] on cpu, got NoneType"),
+        (torch.tensor(3.0), 1e-3, r"counts: expected \[8\] on cpu, got \[\] torch.float32"),
+        (torch.ones(2, 8), 1e-3, r"counts: expected \[8\] on cpu, got \[2, 8\] torch.float32"),
+        (torch.ones(8, device="meta"), 1e-3, r"counts: expected \[8\] on cpu, got .* on meta"),
+        (torch.ones(8), None, "rate: expected a finite number, got None"),
+        (torch.ones(8), math.nan, "rate: expected a finite number, got nan"),
+    ],
+)
+def test_what_moves_no_correction_bias(counts, rate, message):
+    layer = MoE(16, 8, 8, 2, score="sigmoid")
+    with pytest.raises(ValueError, match=message):
+        layer.update_correction_bias(counts, rate)
+    assert (layer.correction_bias == 0).all()
 
 
 def test_wrong_input():
@@ -231,6 +255,23 @@ def test_quantised_experts(format):
         layer.quantize_experts(format)
     with pytest.raises(ValueError, match="format: expected one of mxfp4, mxfp4_fp8, int4, fp8, got 'int3'"):
         MoE(128, 64, 8, 2).quantize_experts("int3")
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4"])
+def test_a_float32_layer_with_experts_in_four_bits(format):
+    """16-bit x it takes with a router_dtype, and others by autocast or cast as a whole."""
+    layer, x = MoE(128, 64, 4, 2, router_dtype=torch.float32).quantize_experts(format), torch.randn(3, 128)
+    with pytest.raises(ValueError, match="x: expected bfloat16 or float16 beside .*Weight, got torch.float32"):
+        layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+    if format == "int4":
+        with pytest.raises(
+            ValueError, match="gate_up: expected scales of dtype torch.float16 as x has .* torch.bfloat"
+        ):
+            layer(x.half())
+    close = dict(rtol=0.02, atol=0.02)
+    torch.testing.assert_close(layer(x.bfloat16()), layer.bfloat16()(x.bfloat16()), **close)
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp4_fp8", "int4"])

@@ -208,7 +208,7 @@ def test_a_layer_with_adapters(format):
 
 def test_adapters_that_cannot_be():
     layer = MoE(HIDDEN, INNER, EXPERTS, 2)
-    with pytest.raises(ValueError, match="rank: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="rank: expected an integer of at least 1, got 0"):
         layer.add_lora(0)
     with pytest.raises(ValueError, match="targets: expected gate_up, down or both"):
         layer.add_lora(4, targets=("router",))

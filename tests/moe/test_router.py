@@ -1,5 +1,7 @@
 """route on the CPU: against each model's formula written out in float64, ties, groups, dropping, gradients, errors."""
 
+import math
+
 import pytest
 import torch
 
@@ -168,6 +170,18 @@ def test_compiles_whole():
         (dict(num_groups=8, top_groups=2), "group_score: expected max for groups of 1 expert"),
         (dict(num_groups=4, top_groups=5), "top_groups: expected 1 … 4, got 5"),
         (dict(num_groups=8, top_groups=1, group_score="max"), "top_k: expected at most 1, the experts of top_groups"),
+        (dict(num_experts=None), "num_experts: expected an integer of at least 1, got None"),
+        (dict(top_k=1.5), "top_k: expected 1 … 8, .* got 1.5"),
+        (dict(candidates=-1), "candidates: expected an integer of at least 0, got -1"),
+        (dict(candidates=1.5), "candidates: expected an integer of at least 0, got 1.5"),
+        (dict(tile=None), "tile: expected an integer of at least 1, got None"),
+        (dict(scale=None), "scale: expected a finite number, got None"),
+        (dict(scale=math.nan), "scale: expected a finite number, got nan"),
+        (dict(scale=torch.ones(1)), "scale: expected a finite number, got tensor"),
+        (dict(normalize="yes"), "normalize: expected True or False, got 'yes'"),
+        (dict(num_groups=1.5, top_groups=1), "num_groups: expected an integer of at least 1, got 1.5"),
+        (dict(capacity_factor="a"), "capacity_factor: expected a finite number, got 'a'"),
+        (dict(capacity_factor=math.inf), "capacity_factor: expected a finite number, got inf"),
         (dict(capacity_factor=0.0), "capacity_factor: expected a positive number or None, got 0.0"),
         (dict(rounding="sideways"), "rounding: expected None or one of"),
     ],
@@ -183,9 +197,13 @@ def test_config_errors(wrong, message):
         ([[0.0]], None, "logits: expected a torch.Tensor, got list"),
         (torch.zeros(3, 4), None, r"logits: expected shape \[T, 8\], .* got \[3, 4\] torch.float32"),
         (torch.zeros(3, 8, dtype=torch.int32), None, "got .* torch.int32"),
-        (torch.zeros(3, 8), torch.zeros(7), r"bias: expected shape \[8\], floating point, got \[7\]"),
+        (torch.zeros(3, 8), torch.zeros(7), r"bias: expected shape \[8\], floating point, on cpu, got \[7\]"),
+        (torch.zeros(3, 8), [0.0], r"bias: expected shape \[8\], floating point, on cpu, got list"),
     ],
 )
 def test_errors(logits, bias, message):
     with pytest.raises(ValueError, match=message):
         route(logits, RouterConfig(8, 2), bias=bias)
+    for config in (None, {}):
+        with pytest.raises(ValueError, match="config: expected a RouterConfig, got (NoneType|dict)"):
+            route(torch.zeros(3, 8), config)

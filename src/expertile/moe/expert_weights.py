@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.formats.weight_only import WEIGHTS, AnyQuantizedWeight
+from expertile.formats.weight_only import WEIGHTS, AnyQuantizedWeight, WeightBeside16Bits
 from expertile.moe.permute import check_ids
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.launch.device import FORMULA_DTYPES
@@ -58,7 +58,7 @@ class Experts:
         """The kind of the weights. ValueError unless everything fits together; `values`: those of topk_ids too."""
         gate_up, down = self.gate_up, self.down
         if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.dtype not in FORMULA_DTYPES:
-            raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {_described(x)}")
+            raise ValueError(f"x: expected [T, H], float32, bfloat16, float16 or float64, got {came(x)}")
         dense = isinstance(gate_up, torch.Tensor)
         kind = torch.Tensor if dense else next((k for k in KINDS if isinstance(gate_up, k)), None)
         if kind is None or not isinstance(down, kind):
@@ -67,8 +67,8 @@ class Experts:
                 f"gate_up, down: expected two of one class ({names}), got {type(gate_up).__name__} and "
                 f"{type(down).__name__}"
             )
-        if kind is not torch.Tensor and x.dtype is torch.float64:
-            raise ValueError(f"x: expected float32, bfloat16 or float16 beside {kind.__name__}, got {x.dtype}")
+        if kind is not torch.Tensor:
+            self._check_beside(kind, x)
         shape, hidden = shape_of(gate_up), x.shape[1]
         if len(shape) != 3 or shape[1] % 2 or shape[2] != hidden:
             raise ValueError(f"gate_up: expected shape [E, 2I, {hidden}] for x {list(x.shape)}, got {list(shape)}")
@@ -86,17 +86,32 @@ class Experts:
         check_ids(topk_ids, experts, values)
         assert isinstance(topk_ids, torch.Tensor)
         if topk_ids.shape[0] != x.shape[0] or topk_ids.shape[1] < 1 or topk_ids.device != x.device:
-            raise ValueError(f"topk_ids: expected [{x.shape[0]}, k] on {x.device}, k >= 1, got {_described(topk_ids)}")
+            raise ValueError(f"topk_ids: expected [{x.shape[0]}, k] on {x.device}, k >= 1, got {came(topk_ids)}")
         floating = isinstance(topk_weights, torch.Tensor) and topk_weights.is_floating_point()
         if not isinstance(topk_weights, torch.Tensor) or not floating or topk_weights.shape != topk_ids.shape:
             raise ValueError(
-                f"topk_weights: expected shape {list(topk_ids.shape)}, floating point, got {_described(topk_weights)}"
+                f"topk_weights: expected shape {list(topk_ids.shape)}, floating point, got {came(topk_weights)}"
             )
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {self.activation!r}")
         if self.batch_invariant:
             require_invariant(kind, x.dtype)
         return kind
+
+    def _check_beside(self, kind: type, x: torch.Tensor) -> None:
+        """ValueError unless x has a dtype that goes with quantised weights of that kind."""
+        takes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
+        if kind in get_args(WeightBeside16Bits) and not autocasts(x):
+            takes = takes[1:]
+            for name, w in (("gate_up", self.gate_up), ("down", self.down)):
+                if x.dtype in takes and w.scales.is_floating_point() and w.scales.dtype is not x.dtype:
+                    raise ValueError(
+                        f"{name}: expected scales of dtype {x.dtype} as x has (`to(dtype=…)` changes them), got "
+                        f"{w.scales.dtype}"
+                    )
+        if x.dtype not in takes:
+            *names, last = (str(d).removeprefix("torch.") for d in takes)
+            raise ValueError(f"x: expected {', '.join(names)} or {last} beside {kind.__name__}, got {x.dtype}")
 
 
 def require_invariant(kind: type, dtype: torch.dtype) -> None:
@@ -121,7 +136,7 @@ def check_like(x: torch.Tensor, **arguments: tuple[object, tuple[int, ...]]) -> 
             continue
         right = isinstance(t, torch.Tensor) and t.shape == shape and t.device == x.device
         if not right or not (t.dtype is x.dtype or autocasts(x)):  # type: ignore[attr-defined]
-            raise ValueError(f"{name}: expected {list(shape)} {x.dtype} on {x.device}, got {_described(t)}")
+            raise ValueError(f"{name}: expected {list(shape)} {x.dtype} on {x.device}, got {came(t)}")
 
 
 def autocasts(x: torch.Tensor) -> bool:
@@ -129,5 +144,6 @@ def autocasts(x: torch.Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
-def _described(x: object) -> str:
+def came(x: object) -> str:
+    """What came as an argument, for an error."""
     return f"{list(x.shape)} {x.dtype} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__

@@ -18,12 +18,14 @@ from torch import nn
 
 from expertile.formats.fp8 import QuantizedBuffers
 from expertile.formats.weight_only import quantize
-from expertile.moe.expert_weights import Experts, autocasts
+from expertile.moe.expert_weights import Experts, autocasts, came
 from expertile.moe.experts import experts_mlp, moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits_and_x
 from expertile.moe.lora import Adapter, Lora
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
+from expertile.ops.checks import check_flags, check_integer, check_number
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
+from expertile.ops.launch.device import FORMULA_DTYPES
 
 
 class MoE(nn.Module):
@@ -51,8 +53,8 @@ class MoE(nn.Module):
             float32 when the layer is cast, as bfloat16 would lose the steps by which `update_correction_bias` moves it.
 
     Raises:
-        ValueError: a size below 1, an unknown activation, a `RouterConfig` that cannot be, or batch_invariant with one
-            that drops slots by other tokens (capacity_factor, rounding).
+        ValueError: a size below 1, an unknown activation, a dtype that is none of floating point, a `RouterConfig` that
+            cannot be, or batch_invariant with one that drops slots by other tokens (capacity_factor, rounding).
         TypeError: a router option that RouterConfig has no field for.
     """
 
@@ -83,8 +85,11 @@ class MoE(nn.Module):
         if shared_intermediate_size is not None:
             sizes["shared_intermediate_size"] = shared_intermediate_size
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name}: expected at least 1, got {size}")
+            check_integer(name, size, 1)
+        check_flags(interleaved=interleaved, bias=bias, router_bias=router_bias, batch_invariant=batch_invariant)
+        for name, given in (("router_dtype", router_dtype), ("dtype", dtype)):
+            if given is not None and given not in FORMULA_DTYPES:
+                raise ValueError(f"{name}: expected None or one of {FORMULA_DTYPES}, got {given!r}")
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {activation!r}")
         self.config = RouterConfig(num_experts, top_k, **router_options)
@@ -144,8 +149,9 @@ class MoE(nn.Module):
 
         `gate_up` and `down` become `QuantizedBuffers`: data without gradients, with state_dict keys of their own
         (`gate_up.packed`, …). All else stays as it is and trainable. See `formats.weight_only.quantize`. x is then
-        bfloat16 or float16; products of "fp8" and "mxfp4_fp8" round it, and the activation, to FP8. ValueError for
-        another format, sizes that it does not take, or experts that are quantised already.
+        bfloat16 or float16, also by autocast: a router in float32 takes such x with a `router_dtype`. Scales of "int4"
+        have its dtype. Products of "fp8" and "mxfp4_fp8" take float32 too, and round it, and the activation, to FP8.
+        ValueError for another format, sizes that it does not take, or experts that are quantised already.
         """
         if not isinstance(self.gate_up, torch.Tensor):
             raise ValueError("gate_up, down: expected weights that are not quantised, got quantised ones")
@@ -175,8 +181,8 @@ class MoE(nn.Module):
             ValueError: a rank below 1, targets other than gate_up and down, or a layer with adapters already or with
                 batch_invariant.
         """
-        if rank < 1:
-            raise ValueError(f"rank: expected at least 1, got {rank}")
+        check_integer("rank", rank, 1)
+        check_number("alpha", rank if alpha is None else alpha)
         if not targets or not set(targets) <= {"gate_up", "down"}:
             raise ValueError(f"targets: expected gate_up, down or both, got {targets!r}")
         if self.lora_scale is not None or self.batch_invariant:
@@ -211,11 +217,15 @@ class MoE(nn.Module):
     def update_correction_bias(self, counts: torch.Tensor, rate: float = 1e-3) -> None:
         """Move the bias of experts with fewer rows than the mean up by `rate`, of those with more down: DeepSeek-V3's
         balancing without a loss (arXiv:2408.15664, algorithm 1). `counts` [E]: rows of each expert over a step, on all
-        ranks. ValueError for a layer without correction bias."""
+        ranks. ValueError for a layer without correction bias, and counts of another shape or device."""
         if self.correction_bias is None:
             raise ValueError("correction_bias: expected a layer with sigmoid scores, got softmax")
         if self.correction_bias.dtype is not torch.float32:  # assigned from a checkpoint that was cast
             self.correction_bias = self.correction_bias.float()
+        bias = self.correction_bias
+        if not isinstance(counts, torch.Tensor) or counts.shape != bias.shape or counts.device != bias.device:
+            raise ValueError(f"counts: expected {list(bias.shape)} on {bias.device}, got {came(counts)}")
+        check_number("rate", rate)
         counts = counts.to(torch.float32)
         self.correction_bias.add_(torch.sign(counts.mean() - counts), alpha=rate)
 

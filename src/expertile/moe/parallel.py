@@ -35,6 +35,7 @@ from expertile.moe._placement import Placement
 from expertile.moe.exchange import Exchange
 from expertile.moe.expert_weights import Experts, Weight
 from expertile.moe.permute import check_ids
+from expertile.ops.checks import check_integer
 
 _ORDERS = ("ordered", "partial")
 
@@ -71,12 +72,15 @@ class ParallelConfig:
 
     def check(self, world: int) -> None:
         """ValueError naming the first field that cannot be for `world` ranks."""
-        least = {"num_experts": world, "top_k": 1, "hidden_size": 1, "chunks": 1, "max_tokens": 1, "capacity": 1}
+        least = {"num_experts": 1, "top_k": 1, "hidden_size": 1, "chunks": 1, "max_tokens": 1, "capacity": 1}
         for name, low in least.items():
             value = getattr(self, name)
-            if value is not None and value < low:
-                of = ", as many as there are ranks" if name == "num_experts" else ""
-                raise ValueError(f"{name}: expected at least {low}{of}, got {value}")
+            if value is not None or name not in ("max_tokens", "capacity"):
+                check_integer(name, value, low)
+        if self.num_experts < world:
+            raise ValueError(
+                f"num_experts: expected at least {world}, as many as there are ranks, got {self.num_experts}"
+            )
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k: expected at most num_experts ({self.num_experts}), got {self.top_k}")
         most = Placement(self.num_experts, world).most

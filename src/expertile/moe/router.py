@@ -26,12 +26,15 @@ With a capacity factor (GShard, arXiv:2006.16668) or token rounding (`rounding`)
 """
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
 from expertile.moe._select import MOST_EXPERTS, Plan, select
 from expertile.moe._select import select_backward as select_backward
+from expertile.moe.expert_weights import came
 from expertile.moe.rounding import MODES, round_groups
+from expertile.ops.checks import check_flags, check_integer, check_number
 from expertile.ops.launch.device import FORMULA_DTYPES
 
 
@@ -76,9 +79,15 @@ class RouterConfig:
     candidates: int = 1
 
     def __post_init__(self) -> None:
-        _require(self.num_experts >= 1, "num_experts", "at least 1", self.num_experts)
+        for name, least in (("num_experts", 1), ("tile", 1), ("candidates", 0)):
+            check_integer(name, getattr(self, name), least)
+        check_number("scale", self.scale)
+        check_flags(normalize=self.normalize)
         _require(
-            1 <= self.top_k <= self.num_experts, "top_k", f"1 … {self.num_experts}, the experts there are", self.top_k
+            isinstance(self.top_k, Integral) and 1 <= self.top_k <= self.num_experts,
+            "top_k",
+            f"1 … {self.num_experts}, the experts there are",
+            self.top_k,
         )
         _require(self.score in ("softmax", "sigmoid"), "score", "softmax or sigmoid", self.score)
         orders = ("softmax_then_topk", "topk_then_softmax")
@@ -91,18 +100,19 @@ class RouterConfig:
             (self.num_groups, self.top_groups),
         )
         if self.num_groups is not None and self.top_groups is not None:
-            divides = self.num_groups >= 1 and self.num_experts % self.num_groups == 0
+            for name in ("num_groups", "top_groups"):
+                check_integer(name, getattr(self, name), 1)
+            divides = self.num_experts % self.num_groups == 0
             _require(divides, "num_groups", f"a divisor of {self.num_experts}", self.num_groups)
             size = self.num_experts // self.num_groups
-            _require(1 <= self.top_groups <= self.num_groups, "top_groups", f"1 … {self.num_groups}", self.top_groups)
+            _require(self.top_groups <= self.num_groups, "top_groups", f"1 … {self.num_groups}", self.top_groups)
             within = self.top_groups * size
             _require(self.top_k <= within, "top_k", f"at most {within}, the experts of top_groups groups", self.top_k)
             _require(size > 1 or self.group_score == "max", "group_score", "max for groups of 1 expert", "top2")
-        capacity = self.capacity_factor
-        _require(capacity is None or capacity > 0, "capacity_factor", "a positive number or None", capacity)
+        if (capacity := self.capacity_factor) is not None:
+            check_number("capacity_factor", capacity)
+            _require(capacity > 0, "capacity_factor", "a positive number or None", capacity)
         _require(self.rounding is None or self.rounding in MODES, "rounding", f"None or one of {MODES}", self.rounding)
-        _require(self.tile >= 1, "tile", "at least 1", self.tile)
-        _require(self.candidates >= 0, "candidates", "at least 0", self.candidates)
 
     @property
     def columns(self) -> int:
@@ -187,8 +197,11 @@ def route(
         to the lower expert.
 
     Raises:
-        ValueError: logits or bias of another shape or dtype; batch_invariant where that is not possible.
+        ValueError: logits or bias of another shape or dtype, a config of another class; batch_invariant where that is
+            not possible.
     """
+    if not isinstance(config, RouterConfig):
+        raise ValueError(f"config: expected a RouterConfig, got {type(config).__name__}")
     if batch_invariant:
         require_independent(config)
     if not isinstance(logits, torch.Tensor):
@@ -198,10 +211,15 @@ def route(
             f"logits: expected shape [T, {config.num_experts}], float32, bfloat16, float16 or float64, "
             f"got {list(logits.shape)} {logits.dtype}"
         )
-    if bias is not None and (list(bias.shape) != [config.num_experts] or not bias.is_floating_point()):
-        raise ValueError(
-            f"bias: expected shape [{config.num_experts}], floating point, got {list(bias.shape)} {bias.dtype}"
-        )
+    if bias is not None and not (
+        isinstance(bias, torch.Tensor)
+        and bias.dim() == 1
+        and bias.shape[0] == config.num_experts
+        and bias.is_floating_point()
+        and bias.device == logits.device
+    ):
+        wanted = f"[{config.num_experts}], floating point, on {logits.device}"
+        raise ValueError(f"bias: expected shape {wanted}, got {came(bias)}")
     if batch_invariant and logits.is_cuda and config.num_experts > MOST_EXPERTS:
         raise ValueError(f"batch_invariant: expected at most {MOST_EXPERTS} experts, got {config.num_experts}")
     plan = plan_of(config, batch_invariant)

@@ -2,7 +2,9 @@
 
 All raise ValueError naming the argument, what was expected and what came."""
 
+import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -13,6 +15,24 @@ def require_tensors(optional: Mapping[str, object], **required: object) -> None:
     for name, x in (required | dict(optional)).items():
         if not isinstance(x, torch.Tensor) and (x is not None or name in required):
             raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+
+
+def check_integer(name: str, x: Any, least: int) -> None:
+    if not isinstance(x, Integral) or x < least:
+        raise ValueError(f"{name}: expected an integer of at least {least}, got {x!r}")
+
+
+def check_number(name: str, x: Any, least: float = -math.inf) -> None:
+    """A finite number."""
+    if not isinstance(x, (int, float, Real)) or not math.isfinite(x) or x < least:
+        limit = "" if least == -math.inf else f" of at least {least:g}"
+        raise ValueError(f"{name}: expected a finite number{limit}, got {x!r}")
+
+
+def check_flags(**flags: object) -> None:
+    for name, x in flags.items():
+        if not isinstance(x, bool):
+            raise ValueError(f"{name}: expected True or False, got {x!r}")
 
 
 def check_dims(name: str, x: Any, dims: int) -> None:
