@@ -59,8 +59,9 @@ def grouped_mm(
             backend that has such configs. On one kind of GPU, with one version of expertile and Triton; on a CPU with
             one number of threads, where rows are multiplied one by one. It holds of the gradient of `a` too. The
             gradients of `b` and `bias` are sums over rows.
-        out: a tensor for the result, of its shape, in the dtype that the result is to have; any strides. Not
-            differentiable then, and not for torch.compile. Rows past offs[-1] are left alone.
+        out: a tensor for the result, of its shape, in the dtype that the result is to have; any strides by which each
+            element has its own place; not a or b themselves. Not differentiable then, and not for torch.compile. Rows
+            past offs[-1] are left alone.
         accumulate: add the result to `out` instead: weight gradients (2-D × 2-D) into the float32 buffer that
             Megatron and Transformer Engine keep. `gluon_hopper` adds as it stores; others make the product first.
         mat_a, mat_b: torch's names for `a` and `b`; given in their place.

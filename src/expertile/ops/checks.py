@@ -24,7 +24,7 @@ def check_integer(name: str, x: Any, least: int) -> None:
 
 def check_number(name: str, x: Any, least: float = -math.inf) -> None:
     """A finite number."""
-    if not isinstance(x, (int, float, Real)) or not math.isfinite(x) or x < least:
+    if not isinstance(x, (int, float, Real)) or not (x >= least and -math.inf < x < math.inf):
         limit = "" if least == -math.inf else f" of at least {least:g}"
         raise ValueError(f"{name}: expected a finite number{limit}, got {x!r}")
 
@@ -33,6 +33,23 @@ def check_flags(**flags: object) -> None:
     for name, x in flags.items():
         if not isinstance(x, bool):
             raise ValueError(f"{name}: expected True or False, got {x!r}")
+
+
+def check_own_memory(name: str, x: torch.Tensor, **inputs: torch.Tensor) -> None:
+    """No two elements of x, which is written, may lie in one place, nor x begin where one of `inputs` does."""
+    if x.numel() == 0:
+        return
+    reach = 0
+    for stride, size in () if x.is_contiguous() else sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise ValueError(
+                f"{name}: expected a place of its own for each element, got shape {list(x.shape)} with strides "
+                f"{list(x.stride())}"
+            )
+        reach += (size - 1) * stride
+    for other, y in inputs.items():
+        if x.data_ptr() == y.data_ptr():
+            raise ValueError(f"{name}: expected memory of its own, got that of {other}")
 
 
 def check_dims(name: str, x: Any, dims: int) -> None:

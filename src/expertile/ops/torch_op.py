@@ -58,7 +58,7 @@ def define(
     op: Any = torch.library.custom_op(f"expertile::{name}", kernel, mutates_args=(), schema=schema)
     op.register_fake(fake)
     if gradient is None or setup is None:
-        gradient, setup = _refuse, lambda ctx, inputs, output: None
+        gradient, setup = _refusal(name), lambda ctx, inputs, output: None
     else:
         op.register_autograd(gradient, setup_context=setup)
     call = op._opoverload
@@ -80,8 +80,25 @@ def define(
     return run
 
 
-def _refuse(*_: Any) -> Any:
-    raise RuntimeError(_NO_SECOND)
+def _refusal(name: str) -> Callable[..., Any]:
+    """The gradient of an operator that has none, perhaps as it is one."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(_NO_SECOND if name.endswith("_backward") else f"expertile: {name} has no gradient")
+
+    return refuse
+
+
+def without_gradient(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` in eager calls of the operator expertile::`name`, which has no gradient: on every device its result
+    raises where one is asked for."""
+    eager = differentiable_eagerly(forward, lambda ctx, inputs, output: None, _refusal(name))
+
+    def run(*arguments: Any) -> Any:
+        tracked = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
+        return eager(*arguments) if tracked else forward(*arguments)
+
+    return run
 
 
 def differentiable_eagerly(

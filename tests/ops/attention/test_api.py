@@ -183,7 +183,16 @@ def test_errors() -> None:
         attention(q, q, q, backend="gluon_hopper")
 
 
+@pytest.mark.parametrize("call", [attention, explain_attention])
+@pytest.mark.parametrize("scale", ["a", math.nan, math.inf, [1.0]])
+def test_a_scale_is_a_number(call, scale):
+    q = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="scale: expected a finite number, got "):
+        call(q, q, q, scale=scale)
+
+
 def test_explain() -> None:
     q = torch.zeros(1, 2, 3, 8)
     text = str(explain_attention(q, q, q, causal=True))
+    assert "None" not in text
     assert "forward:" in text and "backward:" in text and "unfused" in text and "reference" in text

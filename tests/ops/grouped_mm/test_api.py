@@ -199,13 +199,34 @@ def test_weight_gradients_are_added_to_a_buffer(backend):
         ("ragged_m", {"out": torch.zeros(M, N), "accumulate": True}, "weight gradient"),
         ("ragged_k", {"out": torch.zeros(G, N, K)}, r"out: expected \[4, 16, 24\]"),
         ("ragged_k", {"out": torch.zeros(G, K, N), "out_dtype": torch.bfloat16}, "out_dtype: expected that of out"),
-        ("ragged_k", {"out": torch.zeros(G, K, N, dtype=torch.int32)}, "out_dtype"),
+        (
+            "ragged_k",
+            {"out": torch.zeros(G, K, N, dtype=torch.int32)},
+            r"out: expected a tensor .*, got torch.int32 \[",
+        ),
+        ("ragged_k", {"out": [1]}, "out: expected a tensor of one of .*, got list"),
+        ("ragged_m", {"out": torch.zeros(1, N).expand(M, N)}, r"out: expected a place of its own .* \[0, 1\]"),
+        ("ragged_m", {"out": torch.zeros(M + N).as_strided((M, N), (1, 1))}, "out: expected a place of its own"),
+        (
+            "ragged_k",
+            {"out": torch.zeros(K, N).expand(G, K, N), "accumulate": True},
+            "out: expected a place of its own",
+        ),
     ],
 )
 def test_bad_outs_are_refused(layout, given, words):
     a, b, offs = (x.detach() if isinstance(x, torch.Tensor) else x for x in operands(layout, torch.bfloat16))
     with pytest.raises(ValueError, match=words):
         xt.grouped_mm(a, b, offs=offs, **given)
+
+
+def test_out_is_no_operand():
+    square, eye = torch.randn(M, K), torch.eye(K).repeat(G, 1, 1)
+    offs = offs_from_sizes([M // G] * G)
+    for name, out in (("a", square), ("b", eye.view(-1, K)[:M])):
+        with pytest.raises(ValueError, match=f"out: expected memory of its own, got that of {name}"):
+            xt.grouped_mm(square, eye, offs=offs, out=out)
+    assert xt.grouped_mm(square, eye, offs=offs, out=torch.empty(K, M).t()).shape == (M, K)
 
 
 def test_out_and_gradients_exclude_each_other():

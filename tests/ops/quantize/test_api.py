@@ -194,12 +194,27 @@ else:
             (lambda: quantize_tokens(torch.ones(1, 2, 128), torch.ones(1)), "x: expected 2 dimensions"),
             (lambda: quantize_tokens(torch.ones(2, 128), torch.ones(1)), "offs: expected dtype torch.int32"),
             (lambda: quantize_tokens(torch.ones(2, 128), torch.ones(0).int()), "offs: expected at least one group"),
+            (
+                lambda: quantize_rms_norm(torch.ones(2, 128), eps=None),
+                "eps: expected a finite number of at least 0, got No",
+            ),
+            (lambda: quantize_rms_norm(torch.ones(2, 128), eps=-1.0), "eps: expected a finite number of at least 0"),
             (lambda: quantize_activations(torch.ones(2, 128), offs=[2]), "offs: expected a torch.Tensor, got list"),
         ],
     )
     def test_mistakes_are_named(call, message):
         with pytest.raises(ValueError, match=message):
             call()
+
+    def test_results_have_no_gradient_on_any_device():
+        x, weight, offs = (
+            torch.randn(6, 256, requires_grad=True),
+            torch.ones(256, requires_grad=True),
+            offs_from_sizes((2, 4)),
+        )
+        made = [quantize_activations(x), quantize_per_row(x), quantize_weights(x), quantize_rms_norm(x, weight)]
+        made += [quantize_swiglu(x), quantize_tokens(x, offs)[0], *quantize_rms_norm(x, weight, offs=offs)[:2]]
+        assert not any(m.values.requires_grad or m.scales.requires_grad for m in made)
 
     def test_opcheck():
         from torch.library import opcheck

@@ -120,8 +120,12 @@ if not interpreter.active():
             "bias: expected a torch.Tensor, got float": lambda: norm.call(x, None, 1.0),
             r"residual: expected x's shape \(2, 3\)": lambda: norm.call(x, residual=torch.ones(3, 2)),
             "residual: expected x's dtype torch.float32": lambda: norm.call(x, residual=x.half()),
-            "eps: expected a number of at least 0, got -1": lambda: norm.call(x, eps=-1),
-            "eps: expected a number of at least 0, got nan": lambda: norm.call(x, eps=float("nan")),
+            **{
+                f"eps: expected a finite number of at least 0, got {eps!r}": lambda eps=eps: norm.call(x, eps=eps)
+                for eps in (-1, float("nan"), float("inf"), None, "a")
+            },
+            "^config: expected a RowConfig or None, got 3": lambda: norm.call(x, config=3),
+            "backward_config: expected a RowConfig or None, got 'a'": lambda: norm.call(x, backward_config="a"),
         }
         for message, call in cases.items():
             with pytest.raises(ValueError, match=message):

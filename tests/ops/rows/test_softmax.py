@@ -91,6 +91,11 @@ if not interpreter.active():
             softmax(torch.ones(2, dtype=torch.int64))
         with pytest.raises(ValueError, match="x: expected at least one dimension"):
             softmax(torch.tensor(1.0))
+        for dim in (None, "a", 1.5):
+            with pytest.raises(ValueError, match=f"dim: expected an integer, got {dim!r}"):
+                softmax(torch.ones(2, 3), dim)
+        with pytest.raises(ValueError, match="^config: expected a RowConfig or None, got 3"):
+            softmax(torch.ones(2, 3), config=3)
         with pytest.raises(IndexError):
             softmax(torch.ones(2, 3), dim=2)
 

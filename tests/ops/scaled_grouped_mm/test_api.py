@@ -145,6 +145,18 @@ def test_errors_name_the_argument(changes, message):
         scaled_grouped_mm(**bad(**changes))
 
 
+@pytest.mark.parametrize("name", ["bias", "scale_a", "scale_b"])
+def test_a_gradient_is_refused_on_a_cpu_too(name):
+    call = bad(bias=torch.zeros(4, 264))
+    with torch.no_grad():
+        expected = scaled_grouped_mm(**call)
+    call[name].requires_grad_()
+    out = scaled_grouped_mm(**call)
+    assert torch.equal(out[:17], expected[:17])
+    with pytest.raises(RuntimeError, match="expertile: scaled_grouped_mm has no gradient"):
+        out.sum().backward()
+
+
 def test_scales_behind_the_last_group_may_be_anything():
     call = bad(scale_a=lambda s: torch.cat([s[:16], torch.full_like(s[16:], float("inf"))]), check=True)
     call["offs"] = torch.tensor([5, 5, 14, 16], dtype=torch.int32)

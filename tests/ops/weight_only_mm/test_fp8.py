@@ -140,6 +140,16 @@ def test_errors_name_the_argument(case, changes, message):
         call(case, **changes)
 
 
+@pytest.mark.parametrize("name", ["bias", "scale_a"])
+def test_a_gradient_is_refused(name):
+    o = make(INT4)
+    given = {"bias": torch.zeros(2, 40), "scale_a": o.scale_a.clone()}
+    given[name].requires_grad_()
+    out = xt.scaled_grouped_mm(o.a, o.w, given["scale_a"], offs=o.offs, bias=given["bias"])
+    with pytest.raises(RuntimeError, match="expertile: fp8_weight_only_mm has no gradient"):
+        out.sum().backward()
+
+
 def test_k_that_no_block_divides():
     with pytest.raises(ValueError, match="K: expected a positive multiple of 32"):
         xt.Mxfp4Fp8Weight.of(xt.Mxfp4Weight.quantize(torch.randn(1, 8, 100)))

@@ -16,6 +16,7 @@ from expertile.ops.attention.choose import choose
 from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
 from expertile.ops.backend import device_of as _device
+from expertile.ops.checks import check_number
 from expertile.ops.torch_op import define, differentiable_eagerly, once_differentiable, traced
 
 
@@ -71,6 +72,8 @@ def attention(
     if q.device.type != "meta" and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in (q, k, v))
+    if scale is not None:
+        check_number("scale", scale)
     if scale is not None and scale <= 0:
         # The kernels take the maximum of the scores before they scale them.
         q, scale = (-q, -scale) if scale < 0 else (q * 0, 1.0)

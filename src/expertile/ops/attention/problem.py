@@ -7,14 +7,14 @@ sequence b has the rows cu_seqlens[b] to cu_seqlens[b + 1]. Causal masks are ali
 FlashAttention 2 since version 2.1: query i of Lq sees the keys j <= i + Lk - Lq.
 """
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 
 from expertile.device import dtype_key
-from expertile.ops.checks import check_like
+from expertile.ops.checks import check_like, check_number
 from expertile.roofline import Work
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -128,9 +128,9 @@ class Problem:
         packed = cu_seqlens_q is not None or cu_seqlens_k is not None
         _check_tensors(q, k, v, packed)
         head_dim = q.shape[-1]
+        if scale is not None:
+            check_number("scale", scale)
         scale = head_dim**-0.5 if scale is None else float(scale)
-        if not math.isfinite(scale):
-            raise ValueError(f"scale: expected a finite number, got {scale}")
         if packed:
             batch = _check_packed(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             (q_rows, heads), (k_rows, kv_heads) = q.shape[:2], k.shape[:2]
@@ -219,7 +219,7 @@ def _check_packed(
             f"cu_seqlens_k: expected length {cu_seqlens_q.shape[0]} as cu_seqlens_q has, got {cu_seqlens_k.shape[0]}"
         )
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if value is None or value < 0:
+        if not isinstance(value, (Integral, torch.SymInt, torch.Tensor)) or value < 0:
             raise ValueError(f"{name}: expected the longest sequence's length with cu_seqlens, got {value!r}")
     if type(cu_seqlens_q) is torch.Tensor and cu_seqlens_q.device.type == "cpu":
         _check_starts("q", cu_seqlens_q.tolist(), q.shape[0], max_seqlen_q or 0)

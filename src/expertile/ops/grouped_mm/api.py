@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
+from expertile.formats.quantized import found
 from expertile.ops import backend as backends
 from expertile.ops.backend import AUTO, Request, planner
 from expertile.ops.backend import device_of as _device
-from expertile.ops.checks import require_tensors
+from expertile.ops.checks import check_own_memory, require_tensors
 from expertile.ops.grouped_mm.autograd import Product, differentiable_mm, gradients
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
-from expertile.ops.grouped_mm.problem import Problem, described, in_standard_form, tf32_allowed
+from expertile.ops.grouped_mm.problem import ALL_DTYPES, Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.measure import MEASURE, winner
 from expertile.ops.torch_op import Placements, define, no_options, traced
 
@@ -71,6 +72,8 @@ def _given_out(
     """The dtype of `out`, which is to take the result; `forward` looks at its shape."""
     if out is None:
         raise ValueError("accumulate: expected a tensor `out` to add to, got None")
+    if not isinstance(out, Tensor) or out.dtype not in ALL_DTYPES:
+        raise ValueError(f"out: expected a tensor of one of {ALL_DTYPES}, got {found(out)}")
     if accumulate and not (a.dim() == 2 and b.dim() == 2):
         raise ValueError(f"accumulate: expected 2-D a and b (a weight gradient), got {a.dim()}-D and {b.dim()}-D")
     if traced(a):
@@ -129,9 +132,11 @@ def forward(
     else:  # the values of offs are part of the problem, or the caller names a config
         problem = Problem.from_tensors(a, b, offs, bias, out_dtype)
         chosen, config = select(problem, _device(a.device.type, a.device.index), request)
-    if out is not None and (tuple(out.shape) != tuple(problem.out_shape) or out.device != a.device):
-        expected = f"{list(problem.out_shape)} on {a.device}"
-        raise ValueError(f"out: expected {expected}, got {list(out.shape)} on {out.device}")
+    if out is not None:
+        if tuple(out.shape) != tuple(problem.out_shape) or out.device != a.device:
+            expected = f"{list(problem.out_shape)} on {a.device}"
+            raise ValueError(f"out: expected {expected}, got {list(out.shape)} on {out.device}")
+        check_own_memory("out", out, a=a, b=b)
     if offs is not None and not offs.is_contiguous():
         offs = offs.contiguous()
     operands = Operands(a, b, offs, bias)

@@ -27,7 +27,7 @@ import triton
 from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.ops.checks import check_dims, check_index, require_tensors
+from expertile.ops.checks import check_dims, check_index, check_number, require_tensors
 from expertile.ops.grouped_mm.problem import check_offs_values
 from expertile.ops.launch.device import capability
 from expertile.ops.quantize import launch as kernels
@@ -44,13 +44,13 @@ def _on_kernels(x: Tensor) -> bool:
 
 
 def _computed(x: Tensor, source: str, weight: Tensor | None, eps: float) -> Tensor:
-    """What is quantised, [..., K] float32, in plain torch."""
-    wide = x.float()
+    """What is quantised, [..., K] float32, in plain torch: without a gradient, as by the kernels."""
+    wide = x.detach().float()
     if source == "plain":
         return wide
     if source == "rms_norm":
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return wide if weight is None else wide * weight.float()
+        return wide if weight is None else wide * weight.detach().float()
     gate, up = (wide[..., ::2], wide[..., 1::2]) if source == "swiglu_interleaved" else wide.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
@@ -67,7 +67,7 @@ def _per_row(x: Tensor) -> kernels.Quantized:
         return x.to(torch.float8_e4m3fn), torch.ones((*x.shape[:-1], 1), device=x.device)
     if _on_kernels(x) and x.shape[-1] <= kernels.MOST_IN_ROW:
         return kernels.quantize_per_row(x)
-    made = Fp8Blocks.quantize(x, (1, x.shape[-1]))
+    made = Fp8Blocks.quantize(x.detach(), (1, x.shape[-1]))
     return made.values, made.scales
 
 
@@ -90,7 +90,7 @@ def _tokens(
 def _weights(w: Tensor, power_of_two: bool) -> kernels.Quantized:
     if _on_kernels(w):
         return kernels.quantize_weights(w, power_of_two)
-    made = Fp8Blocks.quantize(w, (128, 128), power_of_two)
+    made = Fp8Blocks.quantize(w.detach(), (128, 128), power_of_two)
     return made.values, made.scales.contiguous()
 
 
@@ -270,6 +270,7 @@ def quantize_rms_norm(
                 f"weight: expected shape {[x.shape[-1]]} on {x.device}, got {list(weight.shape)} on {weight.device}"
             )
         weight = weight.contiguous()
+    check_number("eps", eps, 0)
     return _quantized(x, "rms_norm", weight, float(eps), power_of_two, offs)
 
 

@@ -130,6 +130,13 @@ def vector(out: torch.Tensor, *inputs: torch.Tensor) -> int:
     return elements
 
 
+def check_configs(**configs: object) -> None:
+    """ValueError unless each is None or a RowConfig."""
+    for name, config in configs.items():
+        if config is not None and not isinstance(config, RowConfig):
+            raise ValueError(f"{name}: expected a RowConfig or None, got {config!r}")
+
+
 def check_input(name: str, x: object, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
     """ValueError unless x is a tensor of one of `dtypes` with at least one dimension."""
     if not isinstance(x, torch.Tensor):

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from expertile.ops.checks import check_number
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.rows import norm as kernels
-from expertile.ops.rows.config import RowConfig, check_input
+from expertile.ops.rows.config import RowConfig, check_configs, check_input
 from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
 
 Optional = torch.Tensor | None
@@ -28,8 +29,8 @@ def normalize(
 ) -> tuple[torch.Tensor, Optional, Optional, Optional]:
     """(y, sum or None, mean or None, rstd or None), differentiable; checks the arguments."""
     check_input("x", x, FORMULA_DTYPES)
-    if not eps >= 0:
-        raise ValueError(f"eps: expected a number of at least 0, got {eps!r}")
+    check_number("eps", eps, 0)
+    check_configs(config=config, backward_config=backward_config)
     cols = x.shape[-1]
     if residual is not None and not torch.compiler.is_compiling():  # compiled: checked where the operator runs
         _check_residual(residual, x)

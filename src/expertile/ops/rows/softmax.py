@@ -10,6 +10,7 @@ without clusters, are read twice, the second time from L2 as far as it reaches.
 """
 
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from expertile.ops.launch.kernels import met, plan
 from expertile.ops.launch.launch import Launch, Pointer
 from expertile.ops.rows import choose
 from expertile.ops.rows import ring_launch as ring
-from expertile.ops.rows.config import RowConfig, as_rows, check_input, unit, vector
+from expertile.ops.rows.config import RowConfig, as_rows, check_configs, check_input, unit, vector
 from expertile.ops.rows.softmax_kernels import (
     softmax_backward_kernel,
     softmax_backward_streamed_kernel,
@@ -135,12 +136,16 @@ def softmax(
         8.0 or later by the kernels here; elsewhere in plain torch.
 
     Raises:
-        ValueError: x is no tensor, has another dtype or no dimension; a config under torch.compile.
+        ValueError: x is no tensor, has another dtype or no dimension; a dim that is no integer; a config under
+            torch.compile.
         IndexError: x has no dimension `dim`.
     """
     check_input("x", x, FORMULA_DTYPES)
     last = x.dim() - 1
+    check_configs(config=config, backward_config=backward_config)
     if dim != -1 and dim != last:
+        if not isinstance(dim, Integral):
+            raise ValueError(f"dim: expected an integer, got {dim!r}")
         moved = x.movedim(dim, -1)
         return softmax(moved, config=config, backward_config=backward_config).movedim(-1, dim)
     if traced(x):

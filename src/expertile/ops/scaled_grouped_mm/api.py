@@ -17,7 +17,7 @@ from expertile.ops.checks import require_tensors
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, by_name, cuda_fp8
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, ScaledProblem
-from expertile.ops.torch_op import define, no_options, traced
+from expertile.ops.torch_op import define, no_options, traced, without_gradient
 from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
 
@@ -37,7 +37,7 @@ def scaled_grouped_mm(
     """Many FP8 products in one call: out[rows of group g] = (a ∘ scale_a)[rows of group g] @ (b ∘ scale_b)[g].
 
     Partial sums over 128 elements of K are scaled and added up in float32; scales of neighbouring blocks are never
-    multiplied together. No group needs padding. Not differentiable: the gradients are calls of their own,
+    multiplied together. No group needs padding. A backward pass raises: the gradients are calls of their own,
 
         dgrad  da = scaled_grouped_mm(dout8, w8t, …): ragged rows again, with the weights transposed in memory, since
                FP8 tensor cores read both operands with the summed dimension contiguous. `Fp8Blocks.transposed()` makes
@@ -86,7 +86,7 @@ def scaled_grouped_mm(
         no_options(config=config, check=check)
         return operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
-    return forward(a, b, scale_a, scale_b, offs=offs, bias=bias, out_dtype=out_dtype, request=request, check=check)
+    return _eager(a, b, scale_a, scale_b, offs, bias, out_dtype, request, check)
 
 
 @lru_cache(maxsize=4096)
@@ -142,6 +142,7 @@ def _fake(a: torch.Tensor, b: torch.Tensor, scale_a: Any, scale_b: Any, offs: An
     return a.new_empty((offs.shape[0], m, n), dtype=out_dtype)
 
 
+_eager = without_gradient("scaled_grouped_mm", forward)
 # What calls the operator, its arguments in the order of its schema.
 operator = define(
     "scaled_grouped_mm",

@@ -10,7 +10,7 @@ import torch
 from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import weight_of
 from expertile.ops.backend import AUTO, Request, by_backend
-from expertile.ops.torch_op import define, no_options, traced
+from expertile.ops.torch_op import define, no_options, traced, without_gradient
 from expertile.ops.weight_only_mm.api import forward
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
@@ -37,7 +37,7 @@ def fp8_weight_only_mm(
         if infinite:
             raise ValueError(f"scale_a: expected finite scales, got {infinite} that are NaN or infinite")
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
-    return forward(a, w, offs, bias, out_dtype, request, scale_a)
+    return _eager(a, w, offs, bias, out_dtype, request, scale_a)
 
 
 def _kernel(a: torch.Tensor, scale_a: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -50,6 +50,7 @@ def _fake(a: torch.Tensor, scale_a: torch.Tensor, packed: torch.Tensor, *rest: A
     return a.new_empty((a.shape[0], packed.shape[1]), dtype=out_dtype)
 
 
+_eager = without_gradient("fp8_weight_only_mm", forward)
 # What calls the operator, its arguments in the order of its schema.
 operator = define(
     "fp8_weight_only_mm",

@@ -28,6 +28,7 @@ from expertile.ops.attention.backends._hopper_forward import ForwardShape, atten
 from expertile.ops.attention.backends._hopper_pass import PassShape
 from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.problem import Problem, row_strides
+from expertile.ops.hopper.limits import other_architecture
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.launch import Launch
 
@@ -38,8 +39,8 @@ _WRAP = 0x40000000  # see `_hopper_tiles`
 
 def _supports(problem: Problem, device: Device, largest: int) -> str | None:
     p = problem
-    if device.kind != "cuda" or device.capability != (9, 0):
-        return f"needs compute capability 9.0 (sm_90a), {device.name} has {device.capability}"
+    if reason := other_architecture(device):
+        return reason
     if p.head_dim > largest:
         return f"takes head dimensions to {largest}, not {p.head_dim}"
     if max(p.q_rows, p.k_rows) >= 2**30:
