@@ -210,7 +210,7 @@ class _Sitting:
         # Last, so that it stands on the screen when the run is over; of a user's own kernel first.
         candidates = [candidate_name(c) for c in self.spec.candidates]
         found = [sentence for name in candidates for sentence in of_candidate(records, name)]
-        found += verdict([r for r in records if r.status == "ok" or r.backend not in candidates])
+        found += verdict(records, told=candidates)
         for sentence in found:
             console.print(f"[bold]•[/bold] {escape(sentence)}", highlight=False)
         for sentence in conclude(records):

@@ -52,6 +52,18 @@ def test_the_first_sentence_is_the_scope_and_then_comes_the_lead():
     assert found[1].startswith("Eager calls: a is fastest")
 
 
+def test_the_scope_counts_what_has_no_time_and_why():
+    fates = ["wrong", "wrong", "refused", "failed", "unsupported"]
+    others = [samples.record(f"w/{i}", "c", status=status, reason=f"no {i}") for i, status in enumerate(fates)]
+    scope, *said = verdict([*three(), *others])
+    assert scope.endswith(
+        "6 of 11 records have a right result and a time; 2 wrong, 1 failed, 1 refused and 1 unsupported."
+    )
+    assert any("c gave a wrong result" in sentence for sentence in said)
+    known, *said = verdict([*three(), *others], told=["c"])
+    assert known == scope and not any("c gave a wrong result" in sentence for sentence in said)
+
+
 def test_baselines_win_nothing():
     records = [*three(), samples.record("w/1", "dense", 50e-6), samples.record("w/1", "copy", 50e-6)]
     (lead,) = kinds(records, "lead")

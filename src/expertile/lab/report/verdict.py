@@ -17,6 +17,7 @@ _BUSY = 1.25  # runnable threads for each core; a race of this process alone has
 _LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
 _REASON = 200  # characters of it that a sentence quotes
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
+_FATE_ORDER = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
 _FATES = {"failed": "without a result (failed)", "refused": "refused a time"}
 
 
@@ -29,17 +30,17 @@ class Sentence:
     policy: str = ""
 
 
-def verdict(records: Iterable[Record]) -> list[str]:
+def verdict(records: Iterable[Record], told: Sequence[str] = ()) -> list[str]:
     """Plain-language findings, run by run, most important first: per policy which backend is fastest on how many
     workloads and by what geometric mean, how much of the bound is reached, ties, what has no time and why, what a
-    launch costs, and whether the machine was throttled."""
+    launch costs, and whether the machine was throttled. Why backends in `told` have no time is not said again."""
     found = runs(records)
     if not found:
         return ["No records: nothing was measured."]
-    return [sentence.text for run in found for sentence in sentences(run)]
+    return [sentence.text for run in found for sentence in sentences(run, told)]
 
 
-def sentences(run: Run) -> tuple[Sentence, ...]:
+def sentences(run: Run, told: Sequence[str] = ()) -> tuple[Sentence, ...]:
     """The findings of one run."""
     said = [Sentence("scope", _scope(run))]
     for policy in run.policies:
@@ -55,7 +56,7 @@ def sentences(run: Run) -> tuple[Sentence, ...]:
             said += [Sentence(kind, text, policy) for kind, texts in found.items() for text in texts]
     if len(said) == 1:
         said.append(Sentence("lead", "No backend has both a right result and a time, so nothing can be compared."))
-    of_run = {"launch": _launch(run), "trouble": _trouble(run), "machine": _machine(run)}
+    of_run = {"launch": _launch(run), "trouble": _trouble(run, told), "machine": _machine(run)}
     return (*said, *(Sentence(kind, text) for kind, texts in of_run.items() for text in texts))
 
 
@@ -75,10 +76,9 @@ def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
     """(status, backend, reason, workloads) of all rows without a time; wrong results first."""
     labels = {row.work: contest.label for contest in run.contests for row in contest.rows}
     untimed = by((row for row in run.rows if not row.timed), lambda row: (row.status, row.backend, row.reason))
-    order = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
     return sorted(
         ((*key, tuple(dict.fromkeys(labels[row.work] for row in rows))) for key, rows in untimed.items()),
-        key=lambda item: (order.get(item[0], len(order)), item[1], item[2]),
+        key=lambda item: (_FATE_ORDER.get(item[0], len(_FATE_ORDER)), item[1], item[2]),
     )
 
 
@@ -88,8 +88,15 @@ def _scope(run: Run) -> str:
     return (
         f"{run.device}, {run.day} (run {run.name}): {plural(len(run.workloads), 'workload')}, "
         f"{plural(len(run.backends), 'backend')}, {policies}; {measured} of {plural(len(run.rows), 'record')} "
-        f"{'has' if measured == 1 else 'have'} a right result and a time."
+        f"{'has' if measured == 1 else 'have'} a right result and a time{_without(run)}."
     )
+
+
+def _without(run: Run) -> str:
+    """How many records have none of both, by their status."""
+    counts = Counter(row.status for row in run.rows if not row.timed)
+    known = sorted(counts, key=lambda status: _FATE_ORDER.get(status, len(_FATE_ORDER)))
+    return "; " + listed([f"{counts[status]} {status}" for status in known]) if known else ""
 
 
 def _lead(policy: str, contests: Sequence[Contest]) -> str:
@@ -239,10 +246,11 @@ def unable(run: Run) -> str:
     return f"Not supported on any workload: {told}." if told else ""
 
 
-def _trouble(run: Run) -> list[str]:
+def _trouble(run: Run, told: Sequence[str]) -> list[str]:
     absent = nowhere(run)
     said = []
-    grouped = by((found for found in failures(run) if found[1] not in absent), lambda found: found[:2])
+    new = (found for found in failures(run) if found[1] not in absent and found[1] not in told)
+    grouped = by(new, lambda found: found[:2])
     verbs = {
         "wrong": "gave a wrong result on",
         "failed": "failed on",
