@@ -62,13 +62,23 @@ def test_a_mistake_is_one_line(arguments, capsys):
 def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path, capsys):
     report = tmp_path / "a.md"
     report.write_text("1 ms")
+    nothing = tmp_path / "nothing.jsonl"
+    nothing.touch()
     for arguments, named in (
         ([str(tmp_path / "none.md")], "none.md: No such file or directory"),
         ([str(tmp_path)], f"{tmp_path.name}: Is a directory"),
+        ([sys.executable], f"{sys.executable}: expected text, got bytes that are none"),
+        ([str(nothing)], "nothing.jsonl: JSON: expected a value, got nothing"),
         ([str(report), "--out", str(tmp_path / "none" / "b.md")], "b.md: No such file or directory"),
     ):
         assert main(arguments) == 2
         assert capsys.readouterr().err.endswith(f"{named}\n")
+
+
+def test_two_bytes_to_a_character_are_text(tmp_path, capsys):
+    report = tmp_path / "a.md"
+    report.write_text(WRONG, encoding="utf-16")
+    assert main([str(report)]) == 1 and "2.936, not 3.44x" in capsys.readouterr().out
 
 
 def test_the_help_names_what_the_overview_documents(capsys):

@@ -207,6 +207,12 @@ def test_report_without_files_writes_an_index_and_small_pages(tmp_path):
     assert len(done.stdout.splitlines()) < 20 * len(pages)
 
 
+def test_report_reads_a_file_given_twice_once(tmp_path):
+    append(tmp_path / "own.jsonl", timed())
+    done = expertile("report", tmp_path / "own.jsonl", tmp_path / "." / "own.jsonl")
+    assert done.returncode == 0 and "1 of 1 record has a right result" in " ".join(done.stdout.split())
+
+
 def test_report_prints_markdown(bench):
     folder, _ = bench
     (path,) = folder.glob("records/*/*.jsonl")

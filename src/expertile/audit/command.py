@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ def run(files: Sequence[str], form: str, out: Path | None, fail_on: str, **setup
 
 def _audit(name: str, **setup: str) -> Audit:
     standard = name == "-"
-    text = sys.stdin.read() if standard else Path(name).read_text(encoding="utf-8", errors="replace")
+    data = sys.stdin.buffer.read() if standard else Path(name).read_bytes()
+    text = data.decode("utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8", errors="replace")
+    if "\0" in text:
+        raise ValueError(f"{'standard input' if standard else name}: expected text, got bytes that are none")
     return audit_text(text, "" if standard else name, **setup)
 
 

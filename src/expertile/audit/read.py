@@ -70,10 +70,13 @@ def format_of(name: str, text: str) -> str:
 
 
 def read(text: str, name: str = "") -> list[Block]:
-    """The blocks of a report. Raises ValueError where a .json or .ipynb file is none."""
+    """The blocks of a report. Raises ValueError, with its name, where a .json or .ipynb file is none."""
     kind = format_of(name, text)
     if kind == "json":
-        values = json_values(text)
+        try:
+            values = json_values(text)
+        except ValueError as error:
+            raise ValueError(f"{name or 'standard input'}: {error}") from None
         cells = values[0].get("cells") if isinstance(values[0], dict) else None
         if isinstance(cells, list) and all(isinstance(cell, dict) for cell in cells):
             return _notebook(cells)

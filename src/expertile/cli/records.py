@@ -140,8 +140,8 @@ def report(
 
 
 def _records(files: list[Path] | None) -> list[Record]:
-    """The records of `files`, or the shipped ones that commands show."""
-    chosen = files or shown_files()
+    """The records of `files`, each once, or the shipped ones that commands show."""
+    chosen = list({path.resolve(): path for path in files or shown_files()}.values())
     records = [record for path in chosen for record in read(path)]
     if not records:
         raise ValueError(f"files: expected records, found none in {', '.join(map(str, chosen)) or shipped_root()}")

@@ -87,8 +87,11 @@ def test_bad_npz(tmp_path):
     with pytest.raises(ValueError, match=r"b\.npz: sizes: unknown array; expected num_experts, counts/<layer>"):
         read_routing_file(tmp_path / "b.npz")
     (tmp_path / "c.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"c\.npz: "):
+    with pytest.raises(ValueError, match=r"c\.npz: expected an archive of arrays \(numpy\.savez\), got another file"):
         read_routing_file(tmp_path / "c.npz")
+    np.savez(tmp_path / "d.npz", num_experts=2, **{"counts/x": np.array([{}, 1])})
+    with pytest.raises(ValueError, match=r"d\.npz: counts/x: expected integers, got objects"):
+        read_routing_file(tmp_path / "d.npz")
 
 
 def test_missing_file_and_wrong_ending(tmp_path):

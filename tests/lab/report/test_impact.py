@@ -1,5 +1,7 @@
 """Impact: which records count for a model's operators, what is left out, and that nothing is invented."""
 
+import warnings
+
 import pytest
 
 from expertile.device import Device
@@ -115,3 +117,10 @@ def test_what_is_not_supported_is_named():
 def test_errors(model, options, message):
     with pytest.raises(ValueError, match=message):
         impact(model, [], H200, **options)
+
+
+def test_a_gpu_that_nobody_measured_brings_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lines = impact("gpt-oss-120b", [], Device.by_name("l40s"))
+    assert lines and not counted(lines)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -56,21 +57,32 @@ def _read_json(path: Path) -> Any:
 def _read_npz(path: Path) -> dict[str, Any]:
     """The same structure as the JSON object, from arrays."""
     data: dict[str, Any] = {"layers": []}
+    if not is_zipfile(path):
+        raise ValueError(f"{path}: expected an archive of arrays (numpy.savez), got another file")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for key in arrays.files:
-                array, (kind, _, layer) = arrays[key], key.partition("/")
-                if array.dtype.kind not in "iu":
-                    raise ValueError(f"{key}: expected integers, got dtype {array.dtype}")
+                array, (kind, _, layer) = _array(arrays, key), key.partition("/")
+                if array is None or array.dtype.kind not in "iu":
+                    got = "objects" if array is None else f"dtype {array.dtype}"
+                    raise ValueError(f"{key}: expected integers, got {got}")
                 if key == "num_experts":
                     data["num_experts"] = array.tolist()
                 elif kind in ("counts", "topk_ids") and layer:
                     data["layers"].append({"name": layer, kind: array.tolist()})
                 else:
                     raise ValueError(f"{key}: unknown array; expected num_experts, counts/<layer> or topk_ids/<layer>")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BadZipFile) as error:
         raise ValueError(f"{path}: {error}") from None
     return data
+
+
+def _array(arrays: Any, key: str) -> Any:
+    """An array of the archive, or None where it is none that can be read without running code."""
+    try:
+        return arrays[key]
+    except ValueError:
+        return None
 
 
 def _validate(path: str, data: Any) -> RoutingFile:

@@ -118,7 +118,7 @@ def _filled(line: Line, records: Sequence[Record], device: Device, dtype: str, b
         d = line.dims
         even = [d["m"] // d["groups"] + (g < d["m"] % d["groups"]) for g in range(d["groups"])]
         problem = ragged_m("impact", "", even, d["k"], d["n"], dtype).problem(device.kind).with_sizes(None)
-        ours = choose(problem, device).backend.name
+        ours = choose(problem, device, quiet=True).backend.name
     by_run: dict[tuple[str, str], dict[str, Record]] = {}
     for r in records:
         if r.op == line.op and r.time_s and line.dims.items() <= r.shape.items() and r.backend in (theirs, ours):
