@@ -84,6 +84,8 @@ class Device:
     @staticmethod
     def by_name(name: str) -> "Device":
         """The known device that `name` means ("rtx 4090", "V100-SXM2-32GB"). ValueError lists those known."""
+        if not isinstance(name, str):
+            raise ValueError(f"gpu: expected the name of a device, got {name!r}")
         # Where a GPU is asked for, "4090" is one; in a text it may be a time.
         found = find_in_text(name) or find_in_text(f"rtx {name}")
         if not found:

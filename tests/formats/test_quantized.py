@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expertile.formats.fp8 import Fp8Blocks
+from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
@@ -56,6 +56,17 @@ REFUSED = [
     (lambda: Fp8Blocks.quantize_tokens(X[None], OFFS), r"x: expected a floating-point \[T, C\], got .* \[1, 9, 128\]"),
     (lambda: Fp8Blocks.quantize_tokens(X, None), r"offs: expected int32 \[G\] of at least one group, got NoneType"),
     (lambda: Fp8Blocks.quantize_tokens(X, OFFS[:0]), r"offs: expected int32 .*, got torch.int32 \[0\]"),
+    (lambda: QuantizedBuffers(X), "weight: expected Fp8Blocks or a quantised weight, got Tensor"),
+    (lambda: Int4Weight.stack([INT4, None]), "weights: expected each to be an Int4Weight, got NoneType"),
+    (lambda: Int4Weight.stack([MXFP4]), "weights: expected each to be an Int4Weight, got Mxfp4Weight"),
+    (
+        lambda: Int4Weight.stack([INT4, Int4Weight.quantize(X[:3])]),
+        "weights: expected one shape but for dimension 0, got",
+    ),
+    (
+        lambda: Mxfp4Weight.cat_rows([MXFP4, Mxfp4Weight.quantize(X[:, :64])]),
+        "weights: expected one shape but for dim.* 1",
+    ),
     (lambda: Fp8Blocks(VALUES, SCALES).dequantize(None), "dtype: expected a floating-point dtype, got None"),
 ]
 

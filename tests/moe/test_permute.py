@@ -59,7 +59,7 @@ def test_ids_out_of_range_are_told_when_asked(wrong):
         ([[0]], 2, "topk_ids: expected a torch.Tensor, got list"),
         (torch.zeros(3, dtype=torch.int32), 2, r"topk_ids: expected shape \[T, k\], int32 or int64, got \[3\]"),
         (torch.zeros(3, 1), 2, "got .* torch.float32"),
-        (torch.zeros(3, 1, dtype=torch.int32), 0, "num_experts: expected at least 1, got 0"),
+        (torch.zeros(3, 1, dtype=torch.int32), 0, "num_experts: expected an integer of at least 1, got 0"),
     ],
 )
 def test_errors(ids, experts, message):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.formats.quantized import changed, found, validate_dtype, validate_floating
+from expertile.formats.quantized import QuantizedWeight, changed, found, validate_dtype, validate_floating
 
 E4M3_MAX = 448.0
 TOKEN_BLOCK = 128  # tokens that share a scale where a product sums over tokens
@@ -155,6 +155,8 @@ class QuantizedBuffers(torch.nn.Module):
 
     def __init__(self, weight: Any) -> None:
         super().__init__()
+        if not isinstance(weight, (Fp8Blocks, QuantizedWeight)):
+            raise ValueError(f"weight: expected Fp8Blocks or a quantised weight, got {type(weight).__name__}")
         self._kind = type(weight)
         self._names = tuple(field.name for field in fields(weight))
         self._rest: dict[str, Any] = {}

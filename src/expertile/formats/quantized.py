@@ -164,6 +164,14 @@ class QuantizedWeight:
     def _joined(cls, weights: Sequence[Self], packed_dim: int, scale_dim: int) -> Self:
         if not weights:
             raise ValueError(f"weights: expected at least one {cls.__name__}, got none")
+        others = [type(w).__name__ for w in weights if not isinstance(w, cls)]
+        if others:
+            raise ValueError(f"weights: expected each to be an {cls.__name__}, got {others[0]}")
+        sizes = {tuple(size for d, size in enumerate(w.shape) if d != packed_dim) for w in weights}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"weights: expected one shape but for dimension {packed_dim}, got {[w.shape for w in weights]}"
+            )
         kinds = {(w.group_size, w.zeros is None, w.scales.dtype) for w in weights}
         if len(kinds) > 1:
             raise ValueError(

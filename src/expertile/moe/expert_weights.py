@@ -9,6 +9,7 @@ import torch
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.weight_only import WEIGHTS, AnyQuantizedWeight, WeightBeside16Bits
 from expertile.moe.permute import check_ids
+from expertile.ops.checks import check_flags
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.launch.device import FORMULA_DTYPES
 
@@ -94,6 +95,7 @@ class Experts:
             )
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {self.activation!r}")
+        check_flags(interleaved=self.interleaved, batch_invariant=self.batch_invariant)
         if self.batch_invariant:
             require_invariant(kind, x.dtype)
         return kind

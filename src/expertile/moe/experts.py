@@ -212,6 +212,8 @@ def experts_mlp(
     kind = experts.check(x, topk_ids, topk_weights, check)
     topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
+        if not isinstance(lora, Lora):
+            raise ValueError(f"lora: expected a Lora or None, got {type(lora).__name__}")
         lora.check(experts, x.device)
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)

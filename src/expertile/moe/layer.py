@@ -87,9 +87,7 @@ class MoE(nn.Module):
         for name, size in sizes.items():
             check_integer(name, size, 1)
         check_flags(interleaved=interleaved, bias=bias, router_bias=router_bias, batch_invariant=batch_invariant)
-        for name, given in (("router_dtype", router_dtype), ("dtype", dtype)):
-            if given is not None and given not in FORMULA_DTYPES:
-                raise ValueError(f"{name}: expected None or one of {FORMULA_DTYPES}, got {given!r}")
+        _check_dtypes(router_dtype=router_dtype, dtype=dtype)
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {activation!r}")
         self.config = RouterConfig(num_experts, top_k, **router_options)
@@ -183,7 +181,9 @@ class MoE(nn.Module):
         """
         check_integer("rank", rank, 1)
         check_number("alpha", rank if alpha is None else alpha)
-        if not targets or not set(targets) <= {"gate_up", "down"}:
+        _check_dtypes(dtype=dtype)
+        listed = isinstance(targets, list | tuple | set | frozenset)
+        if not targets or not listed or not set(targets) <= {"gate_up", "down"}:
             raise ValueError(f"targets: expected gate_up, down or both, got {targets!r}")
         if self.lora_scale is not None or self.batch_invariant:
             raise ValueError("add_lora: expected a layer without adapters and without batch_invariant, got another")
@@ -241,8 +241,11 @@ class MoE(nn.Module):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The router's logits [T, E] for x [T, H].
 
-        ValueError if x and the router are of two dtypes, and neither router_dtype nor autocast casts them.
+        ValueError if x has another shape, or x and the router are of two dtypes, and neither router_dtype nor autocast
+        casts them.
         """
+        if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.shape[1] != self.hidden_size:
+            raise ValueError(f"x: expected shape [T, {self.hidden_size}], got {came(x)}")
         return self._logits_and_x(x)[0]
 
     def _logits_and_x(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -274,8 +277,8 @@ class MoE(nn.Module):
 
         ValueError if x's last dimension isn't H, or its dtype another; see `logits` for the router's.
         """
-        if x.dim() < 1 or x.shape[-1] != self.hidden_size:
-            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {list(x.shape)}")
+        if not isinstance(x, torch.Tensor) or x.dim() < 1 or x.shape[-1] != self.hidden_size:
+            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {came(x)}")
         if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not autocasts(x):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         logits, tokens = self._logits_and_x(x.reshape(-1, self.hidden_size))
@@ -318,6 +321,12 @@ class MoE(nn.Module):
             + (", batch_invariant=True" if self.batch_invariant else "")
             + (", lora" if self.lora_scale is not None else "")
         )
+
+
+def _check_dtypes(**dtypes: object) -> None:
+    for name, given in dtypes.items():
+        if given is not None and given not in FORMULA_DTYPES:
+            raise ValueError(f"{name}: expected None or one of {FORMULA_DTYPES}, got {given!r}")
 
 
 def _weight(held: Any) -> Any:

@@ -84,6 +84,8 @@ class Lora:
         if self.gate_up is None and self.down is None:
             raise ValueError("lora: expected an adapter for gate_up or down, got none")
         for name, (adapter, out, columns) in given.items():
+            if adapter is not None and not isinstance(adapter, Adapter):
+                raise ValueError(f"lora.{name}: expected an Adapter or None, got {type(adapter).__name__}")
             if adapter is not None:
                 adapter.check(name, e, out, columns, device)
         if experts.batch_invariant:

@@ -2,6 +2,8 @@
 
 import torch
 
+from expertile.moe.expert_weights import came
+from expertile.moe.permute import check_ids
 from expertile.moe.statistics import tokens_per_expert
 
 
@@ -27,8 +29,9 @@ def load_balancing_loss(scores: torch.Tensor, topk_ids: torch.Tensor, num_expert
     Raises:
         ValueError: scores that are not [T, E].
     """
-    if scores.dim() != 2 or tuple(scores.shape) != (topk_ids.shape[0], num_experts):
-        raise ValueError(f"scores: expected shape [{topk_ids.shape[0]}, {num_experts}], got {list(scores.shape)}")
+    check_ids(topk_ids, num_experts)
+    if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (topk_ids.shape[0], num_experts):
+        raise ValueError(f"scores: expected shape [{topk_ids.shape[0]}, {num_experts}], got {came(scores)}")
     tokens = max(scores.shape[0], 1)
     fractions = tokens_per_expert(topk_ids, num_experts).float() / tokens
     return num_experts * torch.dot(fractions, scores.float().sum(0) / tokens)
@@ -40,6 +43,6 @@ def z_loss(logits: torch.Tensor) -> torch.Tensor:
 
     logits [T, E], any floating dtype, computed in float32. Returns a scalar; 0 without tokens.
     """
-    if logits.dim() != 2:
-        raise ValueError(f"logits: expected shape [T, E], got {list(logits.shape)}")
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
+        raise ValueError(f"logits: expected shape [T, E], got {came(logits)}")
     return torch.logsumexp(logits.float(), 1).square().sum() / max(logits.shape[0], 1)

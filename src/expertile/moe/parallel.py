@@ -86,6 +86,8 @@ class ParallelConfig:
         most = Placement(self.num_experts, world).most
         if self.chunks > most:
             raise ValueError(f"chunks: expected at most {most}, the experts of a rank, got {self.chunks}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"dtype: expected a floating-point dtype, got {self.dtype!r}")
         if self.combine not in _ORDERS:
             raise ValueError(f"combine: expected one of {_ORDERS}, got {self.combine!r}")
         if self.max_tokens is None and self.capacity is not None:
@@ -130,6 +132,8 @@ class ExpertParallel:
         timeout: timedelta | None = None,
         settings: dict[str, Any] | None = None,
     ):
+        if not isinstance(config, ParallelConfig):
+            raise ValueError(f"config: expected a ParallelConfig, got {type(config).__name__}")
         self.config = config
         self.group = process_group(group)
         self.members = Members(self.group, timeout)

@@ -61,6 +61,8 @@ class ExpertParallelMoE(MoE):
         capacity: int | None = None,
         timeout: timedelta | None = None,
     ) -> None:
+        if not isinstance(moe, MoE):
+            raise ValueError(f"moe: expected a MoE, got {type(moe).__name__}")
         gate_up = moe.gate_up
         if moe.lora is not None:
             raise ValueError("moe: expected experts without adapters, which expert parallelism does not have")

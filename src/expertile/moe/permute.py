@@ -227,8 +227,8 @@ def check_ids(topk_ids: object, num_experts: int, values: bool = False) -> None:
         raise ValueError(
             f"topk_ids: expected shape [T, k], int32 or int64, got {list(topk_ids.shape)} {topk_ids.dtype}"
         )
-    if num_experts < 1:
-        raise ValueError(f"num_experts: expected at least 1, got {num_experts}")
+    if not isinstance(num_experts, (int, torch.SymInt)) or num_experts < 1:
+        raise ValueError(f"num_experts: expected an integer of at least 1, got {num_experts!r}")
     if values and topk_ids.numel():
         low, high = (int(x) for x in torch.aminmax(topk_ids))
         if low < -1 or high > num_experts:

@@ -34,7 +34,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from expertile.moe.expert_weights import came
 from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
+from expertile.ops.checks import check_integer, check_number
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import define, traced
@@ -219,21 +221,28 @@ def round_groups(
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    check_ids(topk_ids, num_experts)
-    if topk_weights.shape != topk_ids.shape or topk_weights.dtype is not torch.float32:
-        raise ValueError(
-            f"topk_weights: expected shape {list(topk_ids.shape)}, float32, "
-            f"got {list(topk_weights.shape)} {topk_weights.dtype}"
-        )
-    top_k = topk_ids.shape[1] if top_k is None else top_k
-    if not 0 <= top_k <= topk_ids.shape[1]:
-        raise ValueError(f"top_k: expected 0 … {topk_ids.shape[1]}, got {top_k}")
+    top_k = _check(topk_ids, topk_weights, num_experts, top_k, tile)
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode: expected None or one of {MODES}, got {mode!r}")
-    if tile < 1:
-        raise ValueError(f"tile: expected at least 1, got {tile}")
+    if capacity_factor is not None:
+        check_number("capacity_factor", capacity_factor, 0)
     arguments = (topk_ids, topk_weights.detach(), num_experts, top_k, tile, mode or "none", capacity_factor)
     return (_call if traced(topk_ids) else _rounded)(*arguments)
+
+
+def _check(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, top_k: int | None, tile: int) -> int:
+    """top_k, all columns by default, of a routing that fits together."""
+    check_ids(topk_ids, num_experts)
+    right = isinstance(topk_weights, Tensor) and topk_weights.shape == topk_ids.shape
+    if not right or topk_weights.dtype is not torch.float32:
+        raise ValueError(f"topk_weights: expected shape {list(topk_ids.shape)}, float32, got {came(topk_weights)}")
+    check_integer("tile", tile, 1)
+    if top_k is None:
+        return topk_ids.shape[1]
+    check_integer("top_k", top_k, 0)
+    if top_k > topk_ids.shape[1]:
+        raise ValueError(f"top_k: expected 0 … {topk_ids.shape[1]}, got {top_k}")
+    return top_k
 
 
 @dataclass(frozen=True)
@@ -282,9 +291,12 @@ def rounding_effect(
 ) -> RoundingEffect:
     """Compare `rounded_ids`, what `round_groups` returned for the first three arguments, with the routing before it.
 
-    Waits for the GPU."""
+    Waits for the GPU. ValueError as there, and for `rounded_ids` of another shape."""
+    top_k = _check(topk_ids, topk_weights, num_experts, top_k, tile)
+    check_ids(rounded_ids, num_experts)
+    if rounded_ids.shape != topk_ids.shape:
+        raise ValueError(f"rounded_ids: expected shape {list(topk_ids.shape)} as topk_ids, got {came(rounded_ids)}")
     ids, rounded, weights = topk_ids.cpu().long(), rounded_ids.cpu().long(), topk_weights.cpu().double()
-    top_k = ids.shape[1] if top_k is None else top_k
     before = (ids < num_experts) & (torch.arange(ids.shape[1]) < top_k)
     after = rounded < num_experts
     dropped, added = before & ~after, after & ~before

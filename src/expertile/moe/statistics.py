@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from expertile.moe.expert_weights import came
 from expertile.moe.permute import permutation
 
 
@@ -35,8 +36,9 @@ def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
 
 def expert_statistics(counts: torch.Tensor) -> ExpertStatistics:
     """Statistics of `counts` [E], integers: the rows of each expert (see `tokens_per_expert`)."""
-    if counts.dim() != 1 or counts.shape[0] == 0 or counts.is_floating_point():
-        raise ValueError(f"counts: expected shape [E], integers, got {list(counts.shape)} {counts.dtype}")
+    whole = isinstance(counts, torch.Tensor) and not counts.is_floating_point() and not counts.is_complex()
+    if not whole or counts.dim() != 1 or counts.shape[0] == 0:
+        raise ValueError(f"counts: expected shape [E], integers, got {came(counts)}")
     experts = counts.shape[0]
     sizes = counts.double().sort().values
     total = sizes.sum()
