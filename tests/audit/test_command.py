@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path, capsys):
         ([str(tmp_path / "none.md")], "none.md: No such file or directory"),
         ([str(tmp_path)], f"{tmp_path.name}: Is a directory"),
         ([sys.executable], f"{sys.executable}: expected text, got bytes that are none"),
-        ([str(nothing)], "nothing.jsonl: JSON: expected a value, got nothing"),
+        ([str(nothing)], "nothing.jsonl: expected JSON, got something else: no value"),
         ([str(report), "--out", str(tmp_path / "none" / "b.md")], "b.md: No such file or directory"),
     ):
         assert main(arguments) == 2

@@ -280,6 +280,8 @@ def test_explain_for_a_gpu_that_is_not_here():
         (["audit", "absent.md"], "absent.md"),
         (["compare", "absent.jsonl", "absent.jsonl"], "absent.jsonl"),
         (["report", "absent.jsonl"], "absent.jsonl"),
+        (["report", "absent.jsonl", "--markdown", "--out", "a.html"], "out, markdown: expected one of them, got more"),
+        (["explain", "--tokens", str(10**20)], "tokens: expected tokens · top_k below 2.31, .* got 10*0 · 1"),
     ],
 )
 def test_a_users_mistake_is_one_line(args, message, tmp_path):

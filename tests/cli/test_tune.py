@@ -48,6 +48,13 @@ def test_minutes_must_be_positive(minutes, tmp_path):
     assert isinstance(done.exception, ValueError) and "minutes: expected more than 0" in str(done.exception)
 
 
+def test_records_without_any_are_named(tmp_path):
+    (tmp_path / "none.jsonl").touch()
+    done = invoke("--from-records", tmp_path / "none.jsonl", "--tables", tmp_path, "--out", tmp_path)
+    assert isinstance(done.exception, ValueError) and "records, found none in" in str(done.exception)
+    assert "none.jsonl" in str(done.exception)
+
+
 def test_left_out_needs_a_gpu_with_a_table():
     done = invoke("--left-out", "h200", "--backend", "gluon_hopper")
     assert done.exit_code == 0, done.output

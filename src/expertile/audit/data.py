@@ -40,7 +40,7 @@ def json_values(text: str) -> list[Any]:
         found.append(_leaves(value))
         rest = rest[end:].lstrip()
     if not found:
-        raise ValueError("JSON: expected a value, got nothing")
+        raise ValueError("no value")
     return found
 
 

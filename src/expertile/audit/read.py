@@ -76,7 +76,8 @@ def read(text: str, name: str = "") -> list[Block]:
         try:
             values = json_values(text)
         except ValueError as error:
-            raise ValueError(f"{name or 'standard input'}: {error}") from None
+            what = getattr(error, "msg", error)  # its place is one of the marked text
+            raise ValueError(f"{name or 'standard input'}: expected JSON, got something else: {what}") from None
         cells = values[0].get("cells") if isinstance(values[0], dict) else None
         if isinstance(cells, list) and all(isinstance(cell, dict) for cell in cells):
             return _notebook(cells)

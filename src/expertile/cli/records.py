@@ -108,6 +108,11 @@ def report(
     ] = None,
 ) -> None:
     """Verdict, table and HTML report from records; of the shipped ones an index with a page for each run."""
+    wanted = {"out": out is not None, "markdown": as_markdown, "traces": traces is not None}
+    if sum(wanted.values()) > 1:
+        raise ValueError(
+            f"{', '.join(name for name, given in wanted.items() if given)}: expected one of them, got more"
+        )
     if out is not None:
         check_file("out", out) if files else check_folder("out", out)
     console = Console(emoji=False)

@@ -82,6 +82,8 @@ def tune(
         return
     if from_records:
         records = [record for path in from_records for record in read(path)]
+        if not records:
+            raise ValueError(f"from-records: expected records, found none in {', '.join(map(str, from_records))}")
     else:
         path = fresh("tune")
         records = run_tune(

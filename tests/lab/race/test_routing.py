@@ -145,6 +145,7 @@ def test_usage_names_every_distribution_and_parses():
     ("arguments", "message"),
     [
         ((-1, 8, 1), "tokens: expected 0 or more, got -1"),
+        ((2**30, 8, 2), r"tokens: expected tokens · top_k below 2\^31, .* got 1073741824 · 2"),
         ((8, 0, 1), "num_experts: expected 1 or more, got 0"),
         ((8, 4, 5), r"top_k: expected 1 to 4 \(num_experts\), got 5"),
         ((8, 4, 0), r"top_k: expected 1 to 4 \(num_experts\), got 0"),

@@ -134,6 +134,10 @@ def _drawn(
         raise ValueError(f"num_experts: expected 1 or more, got {num_experts}")
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k: expected 1 to {num_experts} (num_experts), got {top_k}")
+    if tokens * top_k >= 2**31:
+        raise ValueError(
+            f"tokens: expected tokens · top_k below 2^31, as ends of groups are int32, got {tokens} · {top_k}"
+        )
     distribution, rng = _DISTRIBUTIONS[routing.name], np.random.default_rng(seed)
     if distribution.counts is not None:
         return distribution.counts(rng, tokens, num_experts, top_k, *routing.args), (), rng
