@@ -155,7 +155,8 @@ class QuantizedBuffers(torch.nn.Module):
 
     def __init__(self, weight: Any) -> None:
         super().__init__()
-        if not isinstance(weight, (Fp8Blocks, QuantizedWeight)):
+        quantised = isinstance(weight, (Fp8Blocks, QuantizedWeight))
+        if not quantised:
             raise ValueError(f"weight: expected Fp8Blocks or a quantised weight, got {type(weight).__name__}")
         self._kind = type(weight)
         self._names = tuple(field.name for field in fields(weight))

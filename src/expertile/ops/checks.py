@@ -24,7 +24,8 @@ def check_integer(name: str, x: Any, least: int) -> None:
 
 def check_number(name: str, x: Any, least: float = -math.inf) -> None:
     """A finite number."""
-    if not isinstance(x, (int, float, Real)) or not (x >= least and -math.inf < x < math.inf):
+    real = isinstance(x, (int, float, Real))
+    if not real or not (x >= least and -math.inf < x < math.inf):
         limit = "" if least == -math.inf else f" of at least {least:g}"
         raise ValueError(f"{name}: expected a finite number{limit}, got {x!r}")
 
