@@ -9,7 +9,7 @@ import torch
 from expertile.formats.checkpoint import load
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4 import Int4Weight
-from expertile.formats.int4.checkpoint import FORMATS, int4_tensors
+from expertile.formats.int4.checkpoint import FORMATS, int4_tensors, load_int4, save_int4
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.formats.weight_only import quantize
@@ -122,6 +122,29 @@ def test_no_more_is_read_than_one_weight():
     assert len(dict(load(disk, WANTED))) == LAYERS
     layer = sum(t.nbytes for n, t in tensors.items() if n.startswith("layers.0."))
     assert 0 < disk.most <= layer < sum(t.nbytes for t in tensors.values()) / 2
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda folder: dict(load(None, WANTED)), "source: expected tensors by name, .*, got NoneType"),
+        (lambda folder: dict(load(folder / "text", WANTED)), "source: expected a safetensors file, got .*text: "),
+        (lambda folder: dict(load(folder, WANTED)), "source: expected an object with a weight_map in .*index.json"),
+        (lambda folder: dict(load({}, None)), "weights: expected the names of layers by a key, got NoneType"),
+        (lambda folder: dict(load({}, {"a": "layers.0"})), "names: expected a list .*, got 'layers.0'"),
+        (lambda folder: load_int4({}, None), "names: expected a list .*, got None"),
+        (
+            lambda folder: save_int4(folder / "x", torch.zeros(1), ["a"], "gptq"),
+            "weight: expected an Int4Weight, got Ten",
+        ),
+        (lambda folder: Mxfp4Weight.from_compressed_tensors(None), "tensors: expected tensors by name, got NoneType"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(call, message, tmp_path):
+    (tmp_path / "text").write_text("these are no tensors")
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path)
 
 
 def test_errors():

@@ -132,6 +132,8 @@ def test_errors(tmp_path):
         quantize_experts(transformers.PreTrainedModel(transformers.PretrainedConfig()), "mxfp4")
     with pytest.raises(ValueError, match="model: expected experts"):
         load_gpt_oss_experts(torch.nn.Linear(2, 2), {})
+    with pytest.raises(ValueError, match="model: expected a torch.nn.Module, got NoneType"):
+        quantize_experts(None, "mxfp4")
     with pytest.raises(ValueError, match="format: expected one of mxfp4, mxfp4_fp8, int4, fp8, got 'nf4'"):
         quantize_experts(make_model("mixtral"), "nf4")
 

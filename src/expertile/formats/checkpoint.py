@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.formats.int4.checkpoint import Names, alike, parts_of, read_linear_int4
+from expertile.formats.int4.checkpoint import Names, alike, check_names, parts_of, read_linear_int4
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
@@ -58,6 +58,8 @@ def load(
         ImportError: a file is to be read and `safetensors` is not installed.
     """
     get = reader(source)
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"weights: expected the names of layers by a key, got {type(weights).__name__}")
     for done, (key, names) in enumerate(weights.items(), 1):
         yield key, read_weight(get, names, format=format, dtype=dtype, device=device)
         if progress is not None:
@@ -73,6 +75,7 @@ def read_weight(
     device: torch.device | str | None = None,
 ) -> Any:
     """One weight [E, N, K] of all experts; arguments and errors as for `load`, `get` a tensor by its name."""
+    check_names(names)
     experts = []
     for entry in names:
         parts = [read_linear(get, name, dtype=dtype, device=device) for name in parts_of(entry)]

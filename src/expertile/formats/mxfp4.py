@@ -177,9 +177,12 @@ class Mxfp4Weight(Mxfp4Layout):
 
         weight_packed uint8 [N, K/2], the even value in the low nibble; weight_scale uint8 [N, K/32].
         """
+        if not isinstance(tensors, Mapping):
+            raise ValueError(f"tensors: expected tensors by name, got {type(tensors).__name__}")
         missing = [name for name in _FIELDS if name not in tensors]
         if missing:
-            raise ValueError(f"{missing[0]}: expected a tensor of that name, got only {', '.join(sorted(tensors))}")
+            there = ", ".join(sorted(tensors)) or "none"
+            raise ValueError(f"{missing[0]}: expected a tensor of that name, got only {there}")
         packed, scales = (tensors[name] for name in _FIELDS)
         if packed.dtype is not torch.uint8 or packed.dim() != 2 or packed.shape[1] % (BLOCK // 2):
             raise ValueError(f"weight_packed: expected uint8 [N, K/2], got {packed.dtype} {list(packed.shape)}")

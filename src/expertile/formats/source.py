@@ -14,12 +14,20 @@ def reader(source: Source) -> Callable[[str], torch.Tensor | None]:
     """A function from a tensor's name to the tensor, or None where there is none; files stay open, tensors on disk."""
     if isinstance(source, Mapping):
         return source.get
-    from safetensors import safe_open
+    if not isinstance(source, (str, Path, Sequence)):
+        raise ValueError(
+            "source: expected tensors by name, a safetensors file, a list of them, or a folder, got "
+            f"{type(source).__name__}"
+        )
+    from safetensors import SafetensorError, safe_open
 
     paths = files(Path(source)) if isinstance(source, (str, Path)) else [Path(p) for p in source]
     place: dict[str, Any] = {}
     for path in paths:
-        opened = safe_open(str(path), framework="pt")
+        try:
+            opened = safe_open(str(path), framework="pt")
+        except SafetensorError as error:
+            raise ValueError(f"source: expected a safetensors file, got {path}: {error}") from None
         place.update(dict.fromkeys(opened.keys(), opened))
 
     def get(name: str) -> torch.Tensor | None:
@@ -34,7 +42,10 @@ def files(path: Path) -> Iterable[Path]:
         return [path]
     index = path / "model.safetensors.index.json"
     if index.exists():
-        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        try:
+            return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"source: expected an object with a weight_map in {index}, got something else") from None
     found = sorted(path.glob("*.safetensors"))
     if not found:
         raise ValueError(f"source: expected a folder with safetensors files, got {path} without any")

@@ -99,6 +99,8 @@ def quantize_experts(model: Any, format: str) -> Any:
     are and trainable. ValueError for a model without experts of the kind above, or with some whose gate no kernel has.
     """
     register()
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     found = {name: m for name, m in model.named_modules() if _holds_experts(m)}
     if not found:
         raise ValueError("model: expected experts with gate_up_proj and down_proj parameters [E, …, …], got none")

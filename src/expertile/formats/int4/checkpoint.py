@@ -62,6 +62,7 @@ def load_int4(
         ImportError: a file is to be read and `safetensors` is not installed.
     """
     get = reader(source)
+    check_names(names)
     experts = [
         Int4Weight.cat_rows([read_linear_int4(get, name, format, dtype, device) for name in parts_of(entry)])
         for entry in names
@@ -73,6 +74,9 @@ def int4_tensors(weight: Int4Weight, names: Names, format: str) -> dict[str, tor
     """The tensors that a tool of that format would have written, by name. An expert with several names is cut into as
     many equal parts of its rows."""
     writer = _format(format)
+    check_names(names)
+    if not isinstance(weight, Int4Weight):
+        raise ValueError(f"weight: expected an Int4Weight, got {type(weight).__name__}")
     g, n, _ = weight.shape
     if len(names) != g:
         raise ValueError(f"names: expected {g}, one for each expert, got {len(names)}")
@@ -100,6 +104,12 @@ def _rows(weight: Int4Weight, expert: int, rows: slice) -> Int4Weight:
     zeros = None if weight.zeros is None else weight.zeros[expert : expert + 1, :, rows].contiguous()
     scales = weight.scales[expert : expert + 1, :, rows].contiguous()
     return Int4Weight(weight.packed[expert : expert + 1, rows].contiguous(), scales, zeros, weight.group_size)
+
+
+def check_names(names: object) -> None:
+    """ValueError unless there is an entry for each of one expert or more."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        raise ValueError(f"names: expected a list with the linear layers of each expert, got {names!r}")
 
 
 def parts_of(entry: str | Sequence[str]) -> list[str]:
