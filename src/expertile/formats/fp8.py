@@ -42,7 +42,10 @@ class Fp8Blocks:
             raise ValueError(f"values: expected float8_e4m3fn [..., R, C], got {found(values)}")
         *others, rows, cols = values.shape
         shape = (*others, -(-rows // block[0]), -(-cols // block[1]))
-        if not isinstance(scales, Tensor) or scales.dtype is not torch.float32 or scales.shape != shape:
+        fits = isinstance(scales, Tensor) and (
+            scales.shape == shape or values.numel() == 0
+        )  # a row of none has a scale
+        if not fits or scales.dtype is not torch.float32:
             raise ValueError(f"scales: expected float32 {list(shape)} for blocks of {block}, got {found(scales)}")
         if scales.device != values.device:
             raise ValueError(f"scales: expected device {values.device} as values has, got {scales.device}")

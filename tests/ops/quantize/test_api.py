@@ -176,6 +176,10 @@ else:
         check_rows(torch.randn(shape))
         check_weights(torch.randn(shape))
 
+    def test_a_row_of_no_element_has_a_scale():
+        made = quantize_per_row(torch.zeros(3, 0))
+        assert made.values.shape == (3, 0) and made.scales.tolist() == [[1.0]] * 3
+
     def test_round_trip_of_normal_data():
         x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
         for made in (quantize_activations(x), quantize_weights(x), quantize_activations(x, power_of_two=True)):
