@@ -84,3 +84,6 @@ def test_a_list_of_two_is_a_block():
 def test_int4_scales_that_the_dtype_holds_are_finite():
     w = Int4Weight.quantize(X / X.abs().max() * 7.5 * 65504, dtype=torch.float16)
     assert bool(torch.isfinite(w.scales).all()) and w.scales.max() == 65504
+    small = torch.full((1, 128), 2.0**-15)
+    for factor, left in ((0.99, False), (1.01, True)):
+        assert bool(Int4Weight.quantize(small * factor, dtype=torch.float16).dequantize().any()) is left
