@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -211,6 +212,13 @@ def test_report_reads_a_file_given_twice_once(tmp_path):
     append(tmp_path / "own.jsonl", timed())
     done = expertile("report", tmp_path / "own.jsonl", tmp_path / "." / "own.jsonl")
     assert done.returncode == 0 and "1 of 1 record has a right result" in " ".join(done.stdout.split())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+def test_a_full_disk_is_one_line(tmp_path):
+    append(tmp_path / "own.jsonl", timed())
+    done = expertile_here("report", tmp_path / "own.jsonl", "--out", "/dev/full")
+    assert done.returncode == 2 and done.stderr == "expertile: [Errno 28] No space left on device\n"
 
 
 def test_report_prints_markdown(bench):

@@ -7,7 +7,7 @@ _OF_LAB = ("jinja2", "markdown_it", "pynvml", "rich", "safetensors", "typer")
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
+    """Entry point: a user's mistake, or a full disk, is one line on stderr and exit code 2, never a traceback."""
     try:
         if sys.argv[1:2] == ["audit"]:  # typer alone takes as long as the audit of a report
             from expertile.audit.command import main as audit
@@ -22,6 +22,6 @@ def main() -> None:
             raise
         print(f"expertile: the command needs {missing}, which pip install 'expertile[lab]' brings", file=sys.stderr)
         raise SystemExit(2) from None
-    except (ValueError, FileNotFoundError, PermissionError, IsADirectoryError) as e:
+    except (ValueError, OSError) as e:
         print(f"expertile: {e}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -91,8 +91,8 @@ class Int4Weight(QuantizedWeight):
 
         `group_size` None: one scale for each row. `dtype` of the scales: that of `w` if it is bfloat16 or float16, else
         bfloat16. Values are rounded against the scale as stored. A group of zeros has scale 1; NaN and infinities make
-        their group's scale NaN or infinite. ValueError where a finite group's scale is above what `dtype` holds; none is
-        below its smallest normal number, so float16 rounds groups of less than 2^-15 to zeros. Works an expert at a
+        their group's scale NaN or infinite. ValueError where a finite group's scale is above what `dtype` holds. None
+        is below its smallest normal number: float16 rounds groups of less than 2^-15 to zeros. Works an expert at a
         time, in float32.
         """
         validate_floating("w", w, (2, 3), "[G, N, K] or [N, K]")
