@@ -239,14 +239,17 @@ class MoE(nn.Module):
         return self
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The router's logits [T, E] for x [T, H].
+        """The router's logits [..., E] for x [..., H].
 
         ValueError if x has another shape, or x and the router are of two dtypes, and neither router_dtype nor autocast
         casts them.
         """
-        if not isinstance(x, torch.Tensor) or x.dim() != 2 or x.shape[1] != self.hidden_size:
-            raise ValueError(f"x: expected shape [T, {self.hidden_size}], got {came(x)}")
+        self._check_shape(x)
         return self._logits_and_x(x)[0]
+
+    def _check_shape(self, x: object) -> None:
+        if not isinstance(x, torch.Tensor) or x.dim() < 1 or x.shape[-1] != self.hidden_size:
+            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {came(x)}")
 
     def _logits_and_x(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`logits`, and x for the experts (`router_logits_and_x`)."""
@@ -277,8 +280,7 @@ class MoE(nn.Module):
 
         ValueError if x's last dimension isn't H, or its dtype another; see `logits` for the router's.
         """
-        if not isinstance(x, torch.Tensor) or x.dim() < 1 or x.shape[-1] != self.hidden_size:
-            raise ValueError(f"x: expected shape [..., {self.hidden_size}], got {came(x)}")
+        self._check_shape(x)
         if isinstance(self.gate_up, torch.Tensor) and x.dtype is not self.gate_up.dtype and not autocasts(x):
             raise ValueError(f"x: expected {self.gate_up.dtype}, the dtype of gate_up, got {x.dtype}")
         logits, tokens = self._logits_and_x(x.reshape(-1, self.hidden_size))
