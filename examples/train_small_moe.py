@@ -280,6 +280,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.out.suffix not in (".html", ".json"):
         parser.error(f"--out: expected a name that ends in .html or .json, got {args.out}")
+    for name in ("steps", "batch", "context", "layers", "hidden", "intermediate", "heads", "experts", "top_k"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(args, name)}")
+    if args.top_k > args.experts:
+        parser.error(f"--top-k: expected at most --experts {args.experts}, got {args.top_k}")
+    if args.text is not None and not args.text.is_file():
+        parser.error(f"--text: expected a file, got {args.text}")
     if args.hidden % args.heads:
         parser.error(f"--hidden: expected a multiple of --heads {args.heads}, got {args.hidden}")
     args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -39,7 +39,14 @@ def test_the_page_shows_both_curves(main, tmp_path):
 
 @pytest.mark.parametrize(
     "options, words",
-    [(["--out", "curves.txt"], "--out: expected .*html"), (["--hidden", "30", "--heads", "4"], "--hidden: .*multiple")],
+    [
+        (["--out", "curves.txt"], "--out: expected .*html"),
+        (["--hidden", "30", "--heads", "4"], "--hidden: .*multiple"),
+        (["--steps", "0"], "--steps: expected at least 1, got 0"),
+        (["--heads", "0"], "--heads: expected at least 1, got 0"),
+        (["--experts", "4", "--top-k", "9"], "--top-k: expected at most --experts 4, got 9"),
+        (["--text", "nowhere.txt"], "--text: expected a file, got nowhere.txt"),
+    ],
 )
 def test_wrong_options(main, options, words, capsys):
     with pytest.raises(SystemExit):
