@@ -227,6 +227,24 @@ def test_json_that_looks_like_a_notebook_is_data(text):
     assert audit_text(text, "x.ipynb").findings == ()
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        '{"outputs": "x"}',
+        '{"outputs": [3, null, {"data": 3}, {"data": null, "text": 4}, {"text": {"a": 1}}]}',
+        '{"cell_type": "markdown", "source": {"a": 1}}',
+        '{"cell_type": "markdown", "source": [3, null, {"a": 1}, "So 51.44 / 17.52 = 3.44x."]}',
+    ],
+)
+def test_a_notebook_of_odd_cells_is_read_as_far_as_it_is_one(cell):
+    found = audit_text(f'{{"cells": [{cell}]}}', "x.ipynb").findings
+    assert bool(found) is ("51.44" in cell)
+
+
+def test_a_number_of_hundreds_of_digits_is_no_error():
+    assert audit_text(f"It took {'9' * 400} ms at {'9' * 320}.5 GB/s for {'8' * 350} bytes.", "x.md").findings == ()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1] and more"])
 def test_a_json_file_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=r"JSON|Expecting|expecting"):

@@ -7,6 +7,7 @@ NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d{1,2}(?!\d))?|
 FIT = 0.02  # rows within this agree
 ODD = 0.06  # a row this far beyond its printed digits breaks the relation
 FAR = 1.25  # a miss by less may be another convention, clock or part
+_LARGEST = 1e30  # what is printed above is no figure; products of several stay finite
 _TIGHT = 0.15  # an interval wider than this confirms nothing
 
 
@@ -57,7 +58,7 @@ def printed(digits: str) -> Interval:
     """What `digits` ("1,234.50", "1.2e-3", "1300") may stand for: rounded, so half a unit of the last digit to either
     side, or cut off, so a whole one above. The zeros of 4,000 may be rounded too, up to 2.5 %."""
     text = digits.replace(",", "").replace("_", "").lstrip("+")
-    value = abs(float(text))
+    value = min(abs(float(text)), _LARGEST)
     mantissa, _, exponent = text.lower().partition("e")
     fraction = mantissa.partition(".")[2]
     unit = 10.0 ** (int(exponent or 0) - len(fraction))

@@ -167,14 +167,15 @@ def _is_paragraph(lines: list[Line]) -> bool:
 def _notebook(cells: list[dict[str, Any]]) -> list[Block]:
     def lines_of(source: list[Leaf] | Leaf) -> list[Line]:
         pieces = source if isinstance(source, list) else [source]
-        return [Line(piece.line, text) for piece in pieces for text in piece.splitlines()]
+        return [Line(piece.line, text) for piece in pieces if isinstance(piece, Leaf) for text in piece.splitlines()]
 
     blocks: list[Block] = []
     for cell in cells:
         if cell.get("cell_type") == "markdown":
             blocks += _markdown(lines_of(cell.get("source", [])))
-        for output in cell.get("outputs", []):
-            data = output.get("data", {})
+        outputs = cell.get("outputs")
+        for output in (o for o in outputs if isinstance(o, dict)) if isinstance(outputs, list) else ():
+            data = output["data"] if isinstance(output.get("data"), dict) else {}
             plain = output.get("text") or data.get("text/markdown") or data.get("text/plain") or []
             rich = data.get("text/html")
             blocks += read_html(lines_of(rich)) if rich else split_code(lines_of(plain))
