@@ -290,6 +290,10 @@ def test_raised_digits_are_a_power(power):
         assert len(found) == accused, found
 
 
+def test_a_power_beyond_all_numbers_is_no_equation():
+    assert audit_text("2 × 3 = 16777^216", "x.md").findings == ()
+
+
 @pytest.mark.parametrize(("rate", "accused"), [("12", 1), ("687", 0), ("344", 0)])
 def test_a_table_of_one_row_is_judged_where_all_sizes_are_named(rate, accused):
     """344 counts multiply-adds as one."""

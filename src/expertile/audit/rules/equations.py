@@ -56,7 +56,10 @@ def _side(text: str) -> _Side | None:
         # A whole number without a unit is a count, and one of bytes or bits is exact.
         if not (m["n"].replace(",", "").isdigit() and _WHOLE.fullmatch(m["unit"] or "")):
             off.append((power * (held.hi - held.mid), held.mid or 1.0))
-        first, count = (first if count else held.mid**power), count + 1
+        try:
+            first, count = (first if count else held.mid**power), count + 1
+        except ArithmeticError:
+            return None
         units |= {m["unit"]} if m["unit"] else set()
         spelled += f"{held.mid!r}**{power}"
     try:
