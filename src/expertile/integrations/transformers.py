@@ -99,7 +99,8 @@ def quantize_experts(model: Any, format: str) -> Any:
     are and trainable. ValueError for a model without experts of the kind above, or with some whose gate no kernel has.
     """
     register()
-    if not isinstance(model, torch.nn.Module):
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module:
         raise ValueError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     found = {name: m for name, m in model.named_modules() if _holds_experts(m)}
     if not found:
