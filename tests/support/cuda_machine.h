@@ -7,6 +7,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -62,6 +63,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   bool done = false;
   bool waited = false;  // for the kernels before
+  bool (*ready)(void*) = nullptr;            // what it waits for, of `condition`; null while it can go on
+  void* condition = nullptr;
   int thread = 0;
   std::deque<Copy> copies;                   // cp.async of no group yet
   std::deque<std::vector<Copy>> groups;      // committed
@@ -98,7 +101,13 @@ inline void yield() { swapcontext(&cluster->now->context, &cluster->scheduler); 
 
 template <typename Ready>
 void wait_until(Ready ready) {
-  while (!ready()) yield();
+  if (!ready()) {  // the scheduler asks from here on
+    Fiber& mine = *cluster->now;
+    mine.condition = &ready;
+    mine.ready = [](void* condition) { return (*static_cast<Ready*>(condition))(); };
+    yield();
+    mine.ready = nullptr;
+  }
   cluster->progress++;
 }
 
@@ -332,38 +341,49 @@ inline void unpack_half(float& low, float& high, uint32_t x) { low = half_to_flo
 
 // ---- tensor cores ----
 
-// Where the element lies of a matrix whose descriptor's low word is `word`, with the 128-byte swizzle.
-inline uint32_t element(uint32_t word, int turned, int i, int k) {
-  const uint32_t start = (word & 0x3FFF) << 4, apart = (word >> 16 & 0x3FFF) << 4;
-  return swizzled(turned ? start + i / 64 * apart + k / 8 * 1024 + k % 8 * 128 + i % 64 * 2
-                         : start + i / 8 * 1024 + i % 8 * 128 + k * 2);
-}
 inline float fp8_to_float(uint8_t x) {  // e4m3
   const int exponent = x >> 3 & 15, mantissa = x & 7;
   if (exponent == 15 && mantissa == 7) return NAN;
   const float size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
   return x & 0x80 ? -size : size;
 }
-// Element (row or column i, summand k) of an operand.
-inline float value(const Product& p, uint32_t word, int turned, int i, int k) {
-  if (p.bytes == 1) return fp8_to_float(load<uint8_t>(swizzled(((word & 0x3FFF) << 4) + i / 8 * 1024 + i % 8 * 128 + k)));
-  return value_of(load<uint16_t>(element(word, turned, i, k)), p.half);
+inline const std::array<float, 256> FP8 = [] {
+  std::array<float, 256> all;
+  for (int x = 0; x < 256; x++) all[x] = fp8_to_float(x);
+  return all;
+}();
+// All summands of row or column i of an operand whose descriptor's low word is `word`, with the 128-byte swizzle, which
+// leaves 16 bytes together.
+inline void values(const Product& p, uint32_t word, int turned, int i, float* to) {
+  const uint32_t start = (word & 0x3FFF) << 4, apart = (word >> 16 & 0x3FFF) << 4;
+  if (turned) {
+    const uint32_t at = start + i / 64 * apart + i % 64 * 2;
+    for (int k = 0; k < 16; k++) to[k] = value_of(load<uint16_t>(swizzled(at + k / 8 * 1024 + k % 8 * 128)), p.half);
+    return;
+  }
+  for (uint32_t at = start + i / 8 * 1024 + i % 8 * 128, end = at + 32; at < end; at += 16) {
+    const char* from = shared(swizzled(at), 16);
+    for (int k = 0; k < 16; k += p.bytes) {
+      uint16_t x;
+      memcpy(&x, from + k / 2 * 2, 2);
+      *to++ = p.bytes == 1 ? FP8[uint8_t(from[k])] : value_of(x, p.half);
+    }
+  }
 }
-inline void perform(const Product& p) {
+__attribute__((optimize("O3"))) inline void perform(const Product& p) {
   const int warp = cluster->now->thread % 128 / WARP, row = warp * 16 + lane() / 4, column = lane() % 4 * 2;
   const int summands = 32 / p.bytes;
-  float a[2][32];
-  for (int k = 0; k < summands; k++)
-    for (int r = 0; r < 2; r++) a[r][k] = value(p, p.a, p.turned_a, row + 8 * r, k);
-  for (int n = 0; n < p.n; n += 8)
-    for (int j = 0; j < 2; j++) {
-      float top = p.more ? p.sum[n / 2 + j] : 0, low = p.more ? p.sum[n / 2 + 2 + j] : 0;
-      for (int k = 0; k < summands; k++) {
-        const float b = value(p, p.b, p.turned_b, n + column + j, k);
-        top += a[0][k] * b, low += a[1][k] * b;
-      }
-      p.sum[n / 2 + j] = top, p.sum[n / 2 + 2 + j] = low;
-    }
+  float a[2][32], b[2][32];
+  for (int r = 0; r < 2; r++) values(p, p.a, p.turned_a, row + 8 * r, a[r]);
+  for (int n = 0; n < p.n; n += 8) {
+    float sums[4] = {};
+    float* to = p.sum + n / 2;
+    if (p.more) memcpy(sums, to, sizeof sums);
+    for (int j = 0; j < 2; j++) values(p, p.b, p.turned_b, n + column + j, b[j]);
+    for (int k = 0; k < summands; k++)
+      for (int i = 0; i < 4; i++) sums[i] += a[i / 2][k] * b[i % 2][k];
+    memcpy(to, sums, sizeof sums);
+  }
   cluster->progress++;
 }
 inline void wgmma(int n, int half, int turned_a, int turned_b, float* sum, uint32_t a, uint32_t b) {
@@ -442,7 +462,7 @@ inline void run_cluster(int first, int count, int threads, size_t smem_bytes, un
       if (f.done) continue;
       here.now = &f;
       block = f.block;
-      swapcontext(&here.scheduler, &f.context);
+      if (!f.ready || f.ready(f.condition)) swapcontext(&here.scheduler, &f.context);
       if (!here.failure.empty()) throw Failure(here.failure);
       left -= f.done;
       while (!here.loads.empty() && here.random() % 256 == 0) {
