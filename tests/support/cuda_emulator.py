@@ -197,18 +197,25 @@ def tensor_map(
     return there
 
 
-def _compile(made: Path, text: str, folder: Path, *options: str) -> None:
-    """Have g++ make a file, which other processes see when it is whole. The machine's header, half of the work, it
-    compiles once."""
-    if _MACHINE.name in text and not (header := folder / f"{_MACHINE.name}.gch").exists():
-        _compile(header, _MACHINE.read_text(), folder, "-x", "c++-header")
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        source, output = Path(place) / "source.cpp", Path(place) / "output"
+def _compile(made: Path, text: str, *options: str) -> None:
+    """Have g++ make a file, which other processes see when it is whole."""
+    with tempfile.TemporaryDirectory(dir=made.parent) as place:
+        source, output = Path(place) / ("source.h" if made.suffix == ".gch" else "source.cpp"), Path(place) / "output"
         source.write_text(text)
-        where = ["-I", str(folder), "-I", str(_MACHINE.parent)]
-        flags = ["-std=c++20", "-O1", "-w", "-Wno-psabi", "-fPIC", *options, *where]
-        subprocess.run([str(COMPILER), *flags, "-o", output, source], check=True)
+        where = ["-I", str(made.parent), "-I", str(_MACHINE.parent)]
+        flags = ["-std=c++20", "-O1", "-w", "-Wno-psabi", "-fPIC", *where]
+        subprocess.run([str(COMPILER), *flags, "-o", output, source, *options], check=True)
         output.replace(made)
+
+
+def _machine(folder: Path) -> Path:
+    """The machine's library. It and its header, most of the work for a kernel, are compiled once."""
+    header, library = folder / f"{_MACHINE.name}.gch", folder / "machine.so"
+    if not header.exists():
+        _compile(header, _MACHINE.read_text())
+    if not library.exists():
+        _compile(library, _MACHINE.with_suffix(".cpp").read_text(), "-shared")
+    return library
 
 
 class Kernel:
@@ -220,7 +227,7 @@ class Kernel:
         text = f'#include "{_MACHINE.name}"\n' + translated(source) + _entry(name, tuple(types))
         library = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
         if not library.exists():
-            _compile(library, text, folder, "-shared")
+            _compile(library, text, "-shared", str(_machine(folder)))
         self._run = ctypes.CDLL(str(library)).run
         self._run.restype = ctypes.c_char_p
         self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, cluster, 0
