@@ -17,6 +17,8 @@ What is slow in it, together most of an interpreted test's time:
    hold, for an assertion that is then left out (`device_assert` does nothing without `debug`, which is never on here).
 7. every value computes anew what follows from its type alone, every type what follows from its element and shape, and
    numpy's type is looked up in a table that is built for each look.
+8. blocks of one shape are compared extent by extent, as compile-time constants, before every operation on two of them.
+9. a sort's sums modulo two are made element by element, by the language itself.
 
 A descriptor's offset in the last dimension must be a multiple of 16 bytes, which looks like one more error (the
 driver's documentation asks it of base and strides only) and is not: the hardware calls anything else an illegal
@@ -39,6 +41,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _TORCH_DTYPE = {
@@ -225,6 +228,28 @@ def _np_dtype(original: Callable[[Any], np.dtype]) -> Callable[[Any], np.dtype]:
     return np_dtype
 
 
+def _broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        blocks = lhs.type.is_block() and rhs.type.is_block()
+        if blocks and lhs.handle.data.shape == rhs.handle.data.shape:
+            return lhs, rhs
+        return original(self, lhs, rhs)
+
+    return broadcast
+
+
+def _generic_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(self: Any, values: Any) -> Any:
+        if self.combine_fn is not tl.standard._xor_combine or self.axis is None:
+            return original(self, values)
+        return [
+            self.to_tensor(np.bitwise_xor.reduce(x.handle.data, axis=self.axis, keepdims=self.keep_dims), x.dtype)
+            for x in values
+        ]
+
+    return reduce
+
+
 def _patch_for_good(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     # No kernel is compiled in this process: nobody needs the language as it was.
     original(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -242,6 +267,8 @@ def repair() -> None:
     builder.ternary_op = _ternary_op(builder.ternary_op)
     builder.cast_impl = _cast(builder.cast_impl)
     builder.create_dot = _dot
+    TritonSemantic.broadcast_impl_value = _broadcast(TritonSemantic.broadcast_impl_value)
+    interpreter.ReduceOps.generic_reduce = _generic_reduce(interpreter.ReduceOps.generic_reduce)
     interpreter._get_np_dtype = _np_dtype(interpreter._get_np_dtype)
     tl.tensor.__init__ = _tensor(tl.tensor.__init__)
     tl.block_type.__init__ = _remembering(tl.block_type.__init__, _block_key)
