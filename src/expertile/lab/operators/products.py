@@ -5,7 +5,7 @@ as `routing.draw` says with seed 0. The inputs of such a workload end in offs [G
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,14 +55,9 @@ def model_products(
                     yield f"{model}-{projection}-{phase}", dims(experts, tokens, top_k, n, k, routing), note
 
 
-@lru_cache(maxsize=512)
-def _drawn(routing: str, tokens: int, groups: int, top_k: int) -> tuple[int, ...]:
-    return draw(routing, tokens, groups, top_k, seed=0)[0].group_sizes
-
-
 def sizes(w: Workload) -> tuple[int, ...]:
     """Rows of each group."""
-    return _drawn(w["routing"], w["tokens"], w["groups"], w["top_k"])
+    return draw(w["routing"], w["tokens"], w["groups"], w["top_k"], seed=0)[0].group_sizes
 
 
 def rows(w: Workload) -> int:

@@ -24,6 +24,7 @@ ICML 2019): the k largest of ln p_e + Gumbel noise. It flattens the shares when 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -104,11 +105,17 @@ def draw(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, 
                 f"num_experts: expected {routing.file.num_experts} as {routing.name} has, got {num_experts}"
             )
         return tuple(Draw(f"{routing.name}:{name}", rows, name) for name, rows in routing.file.counts.items())
+    label = f"{routing.spec} tokens={tokens} top_k={top_k} seed={seed}"
+    return (Draw(label, rows_of_experts(routing, tokens, num_experts, top_k, seed)),)
+
+
+@lru_cache(maxsize=1024)
+def rows_of_experts(routing: Routing, tokens: int, num_experts: int, top_k: int, seed: int) -> tuple[int, ...]:
+    """Those of `draw`. Presets and tables of one run ask for the same ones again."""
     counts, choices, _ = _drawn(routing, tokens, num_experts, top_k, seed)
     if counts is None:
         counts = sum((np.bincount(c.ravel(), minlength=num_experts) for c in choices), np.zeros(num_experts, np.int64))
-    label = f"{routing.spec} tokens={tokens} top_k={top_k} seed={seed}"
-    return (Draw(label, tuple(int(c) for c in counts)),)
+    return tuple(int(c) for c in counts)
 
 
 def topk_ids(routing: Routing | str, tokens: int, num_experts: int, top_k: int = 1, seed: int = 0) -> NDArray[np.int32]:
