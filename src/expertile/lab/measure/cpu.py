@@ -18,7 +18,7 @@ from expertile.lab.measure.clocks import ClockReader, Clocks
 QUOTA = "cgroup_quota"  # the throttle reason of a CPU
 _CGROUP = Path("/sys/fs/cgroup")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SIDE = 1024  # of the product: 12 MB of float32, 2 GFLOP
+_SIDE, _LITTLE = 1024, 256  # of the products: 12 MB of float32, 2 GFLOP; 33 MFLOP
 _MOST_COPIED = 2**28  # bytes
 _SECONDS, _LEAST_CALLS = 0.25, 3
 
@@ -64,23 +64,29 @@ def with_measured_roofs(device: Device, dtypes: Collection[str]) -> Device:
 
 @cache
 def _peak(dtype: torch.dtype) -> float:
-    a, b = (torch.randn(_SIDE, _SIDE).to(dtype) for _ in range(2))
-    out = torch.empty(_SIDE, _SIDE, dtype=dtype)
-    return 2.0 * _SIDE**3 / _fastest(lambda: torch.mm(a, b, out=out))
+    """Of the little product alone where the other would take too long: a CPU without instructions for the dtype."""
+    little = _reached(_LITTLE, dtype, 0.0)
+    return little if 2.0 * _SIDE**3 / little > _SECONDS else max(little, _reached(_SIDE, dtype, _SECONDS))
+
+
+def _reached(side: int, dtype: torch.dtype, seconds: float) -> float:
+    a, b = (torch.randn(side, side).to(dtype) for _ in range(2))
+    out = torch.empty(side, side, dtype=dtype)
+    return 2.0 * side**3 / _fastest(lambda: torch.mm(a, b, out=out), seconds)
 
 
 @cache
 def _bandwidth(cache_bytes: int) -> float:
     source = torch.ones(min(4 * cache_bytes, _MOST_COPIED), dtype=torch.uint8)
     out = torch.zeros_like(source)
-    return 2.0 * source.nbytes / _fastest(lambda: out.copy_(source))
+    return 2.0 * source.nbytes / _fastest(lambda: out.copy_(source), _SECONDS)
 
 
-def _fastest(call: Callable[[], object]) -> float:
-    """Seconds of the fastest call."""
+def _fastest(call: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest call, of as many as fill `seconds`."""
     call()
     times: list[float] = []
-    while len(times) < _LEAST_CALLS or sum(times) < _SECONDS:
+    while len(times) < _LEAST_CALLS or sum(times) < seconds:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
