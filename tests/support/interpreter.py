@@ -25,6 +25,7 @@ driver's documentation asks it of base and strides only) and is not: the hardwar
 instruction.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -43,6 +44,8 @@ import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+import expertile
 
 _TORCH_DTYPE = {
     tl.bfloat16: torch.bfloat16,
@@ -67,8 +70,10 @@ def active() -> bool:
 def run_file_interpreted(path: str) -> None:
     """Run the tests of one file in a process with TRITON_INTERPRET=1 (it must be set before Triton is imported) and
     fail with that process's output unless all pass."""
-    # Hypothesis tells its failing examples without its plugin, which takes most of a second to load and to close.
-    without = [f"-pno:{plugin}" for plugin in ("cacheprovider", "hypothesispytest", "anyio", "xdist")]
+    # Hypothesis tells its failing examples without its plugin, which takes most of a second to load and to close. The
+    # one for exceptions in finalisers, which it warns of, collects all garbage at the end.
+    plugins = ("cacheprovider", "hypothesispytest", "anyio", "xdist", "unraisableexception")
+    without = [f"-pno:{plugin}" for plugin in plugins]
     words = ["-q", "--no-header", *without, "--tb=short", path]
     server = _server()
     assert server.stdin and server.stdout
@@ -81,7 +86,7 @@ def run_file_interpreted(path: str) -> None:
 
 @lru_cache
 def _server() -> subprocess.Popen[str]:
-    """A process that has imported torch and Triton, most of what a file's run would cost; it ends with this one."""
+    """A process that has imported what the files need, most of what a file's run would cost; it ends with this one."""
     code = f"from {__name__} import _serve; _serve()"
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     pipe = subprocess.PIPE
@@ -91,6 +96,9 @@ def _server() -> subprocess.Popen[str]:
 
 def _serve() -> None:
     """Of each line (a file for output and words for pytest) run a session in a fork; tell its exit status."""
+    for name in expertile.__all__:
+        getattr(expertile, name)
+    gc.freeze()
     for line in sys.stdin:
         log, *words = json.loads(line)
         child = os.fork()
@@ -98,7 +106,9 @@ def _serve() -> None:
             with open(log, "wb") as file:
                 for descriptor in (1, 2):
                     os.dup2(file.fileno(), descriptor)
-            sys.exit(pytest.main(words))
+            status = pytest.main(words)
+            sys.stdout.flush()
+            os._exit(status)  # to take down torch and Triton takes half a second
         print(json.dumps([log, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
 
 
