@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from expertile.device import Device
+from expertile.lab.measure import cpu
 from expertile.lab.measure.cpu import cpu_reader, quota, with_measured_roofs
 
 
@@ -39,3 +41,11 @@ def test_roofs_are_measured_and_what_is_not_measured_is_not_known():
     assert set(roofs.peak_flops) == {"fp32"}
     assert 1e8 < roofs.peak("fp32") < here.peak("fp32")
     assert 1e8 < roofs.memory_bps < 1e13
+
+
+@pytest.mark.parametrize(("rate", "sides"), [(1e9, 1), (1e11, 2)])
+def test_the_large_product_is_left_out_where_it_takes_long(rate, sides, monkeypatch):
+    met = []
+    monkeypatch.setattr(cpu, "_reached", lambda side, *_: met.append(side) or rate * len(met))
+    assert cpu._peak.__wrapped__(torch.float16) == rate * sides
+    assert met == [cpu._LITTLE, cpu._SIDE][:sides]
