@@ -494,7 +494,7 @@ def test_what_tools_print(rule, text, wrong, right):
 def test_plain_keys_behind_nested_ones_keep_their_lines():
     runs = "".join(f"  - a: {n}\n    wall_seconds: {time}\n    images_per_second: {rate}\n" for n, rate, time in RUNS)
     found = audit_text(f"suite: x\nruns:\n{runs}notes: the images_per_second of each\n", "x.yaml").findings
-    assert [f.line for f in found] == [10]
+    assert [f.line for f in found] == [11]
 
 
 @pytest.mark.parametrize(

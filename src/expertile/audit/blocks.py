@@ -43,6 +43,7 @@ _NO_MEASURE = re.compile(
 class Line:
     number: int  # from 1
     text: str
+    goes_on: bool = False  # the sentence of the line before, in the item of a list
 
 
 @dataclass(frozen=True)

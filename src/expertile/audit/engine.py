@@ -103,7 +103,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
         same |= f.rule == "total" and any(k.line in f.lines for k in kept)
         same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
-        same |= f.rule == "proportion" and any(f.line in k.all_lines for k in kept)
+        same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept)
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)

@@ -4,6 +4,7 @@ import csv
 import re
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -27,6 +28,7 @@ _MARKDOWN = re.compile(
 # A line of a wrapped paragraph.
 _WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
 _MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
+_ITEM = re.compile(r"\s*[*+•-] ")
 _SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
@@ -119,6 +121,7 @@ def _markdown(lines: list[Line]) -> list[Block]:
         elif token.type == "inline" and tokens[i - 1].type == "paragraph_open":
             inside = [Line(line.number, re.sub(r"^\s*(?:[-*+]|\d+[.)])\s+|^\s*>\s?", "", line.text)) for line in here]
             if depth:
+                inside = wrapped(inside)
                 blocks += [Block("list")] if blocks[-1].kind != "list" else []
                 blocks[-1].lines.extend(inside)
             else:
@@ -132,13 +135,19 @@ def _markdown(lines: list[Line]) -> list[Block]:
     return [b for b in blocks if b.table or b.lines]
 
 
+def wrapped(item: list[Line]) -> list[Line]:
+    """The lines of a list's item, of which the first and all but the last are as long as those of a wrapped text."""
+    on = _is_paragraph(item)
+    return [replace(line, goes_on=on and i > 0) for i, line in enumerate(item)]
+
+
 def _text(lines: list[Line]) -> list[Block]:
     """Plain text: wrapped paragraphs are prose, all else is preformatted."""
     found: list[Block] = []
     for block in split_code(lines):
         parts: list[list[Line]] = [[]]
         for line in block.lines:
-            parts += [] if line.text.strip() else [[]]
+            parts += [] if line.text.strip() and not _ITEM.match(line.text) else [[]]
             parts[-1] += [line] if line.text.strip() else []
             parts += [[]] if _SPEAKER.fullmatch(line.text.strip()) else []
         if block.table or not any(map(_is_paragraph, parts)):
@@ -155,6 +164,7 @@ def _text(lines: list[Line]) -> list[Block]:
 
 def _is_paragraph(lines: list[Line]) -> bool:
     texts = [line.text for line in lines]
+    texts = [t.strip() for t in texts] if texts and _ITEM.match(texts[0]) else texts
     longest = max(map(len, texts), default=0)
     wrapped = all(_WRAPPED.match(t) and (i == 0 or not _MARKED.match(t)) for i, t in enumerate(texts))
     words = all(len(re.findall(r"[A-Za-z]{2,}", t)) > 5 and len(t) > 0.7 * longest > 40 for t in texts[:-1])

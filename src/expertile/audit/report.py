@@ -372,6 +372,13 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
 
 def _lines(index: int, block: Block) -> list[Row]:
     """The lines of a list or of preformatted text; the sentences of a paragraph, which may run over its lines."""
+    if any(line.goes_on for line in block.lines):  # each item by itself
+        items = [[block.lines[0]]]
+        for line in block.lines[1:]:
+            items += [] if line.goes_on else [[]]
+            items[-1].append(line)
+        parts = (replace(block, kind="prose" if len(item) > 1 else block.kind, lines=item) for item in items)
+        return [row for part in parts for row in _lines(index, part)]
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         if block.kind == "code":  # a paragraph in one line, as in LaTeX

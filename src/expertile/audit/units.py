@@ -254,6 +254,10 @@ def _averaged(unit: Unit, name: str) -> Unit:
     return replace(unit, kind="token/item") if average else unit
 
 
+def _capital(m: re.Match[str]) -> str:
+    return m[0].translate(str.maketrans("wj", "WJ"))
+
+
 def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
     if re.fullmatch(r"(?i)\W*mins?\W*", name):
@@ -283,7 +287,7 @@ def unit_of_name(name: str) -> Unit | None:
                 return _averaged(found[0], spaced)
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")
-    bare = re.sub(r"^[$€]", "USD", re.sub(r" (?:w|j|wh)$", lambda m: m[0].upper().replace("H", "h"), bare.strip()))
+    bare = re.sub(r"^[$€]", "USD", re.sub(r" k?(?:w|j|wh)$", _capital, bare.strip()))
     outside = _GBS.sub(r"\1\2/s", _BARE.sub(lambda m: f"{m[1] or m[2]}/s", bare))
     if counted := _NUMBER_OF.search(spaced):
         return Unit("items", 1.0, 1.0, False, _noun(counted[1]))
@@ -296,6 +300,8 @@ def unit_of_name(name: str) -> Unit | None:
         return first[0]
     for start in range(len(words)):
         if start and words[start - 1] == "per":
+            if start + 1 < len(words) and re.fullmatch("(?i)gpu|device|card|chip|rank", words[start]):
+                continue  # "power_per_gpu_w"
             return None  # of what?
         tail = " ".join(words[start:])
         unit, length = match_unit(tail) or (NO_UNIT, 0)

@@ -20,7 +20,7 @@ _EQUALS, _TOKEN = re.compile(r" ?= ?"), re.compile(rf"{_ATOM}|[()]|{_SIGN}")
 _NO_SUM = re.compile(r"\d/\d+/\d|\d/\d+ [A-Za-z]+ ?[*x×·]")
 _SPELL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹·×÷−–xX", "0123456789**/--**")
 # "N × 3 / 4" and "sqrt(16 × 4)" are not made of the numbers alone; nor is "= 2 × M".
-_PART_OF = re.compile(r"[<>≤≥] ?$|[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
+_PART_OF = re.compile(r"\b(?:over|by|per) $|[<>≤≥] ?$|[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
 _GOES_ON = re.compile(r" ?[*×/÷·^(] ?\w?|\w| ?[+−-] ?[A-Za-z(]")
 # Where units stand beside the figures their prefixes are not spelled out: decimal steps, binary ones, bits, the clock.
 _STEPS = [10.0 ** (3 * k) for k in range(-6, 7)]

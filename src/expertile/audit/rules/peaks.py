@@ -58,6 +58,11 @@ _OF = re.compile(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
     r"\w+'s)\W*)*"
 )
+# What no more than 100 % can be of.
+_OF_ALL = re.compile(
+    r"(?i)\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|\bmfu\b|model flops? utili[sz]ation|"
+    r"(?<!cpu )(?<!core )utili[sz]ation|\baccuracy\b|\bduty\b"
+)
 _PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
@@ -236,6 +241,8 @@ def shares(report: Report) -> Iterator[Finding]:
         for row in (r for r in rows if not r.of(unlike)):
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
     for row in rows:
+        for p in (p for p in row.of("percent") if p.exact and p.value.lo > 1.005 and _OF_ALL.search(own_words(row, p))):
+            yield finding(IMPOSSIBLE, "share", f"{p.text} is more than all there is", p)
         yield from _mfu(row)
 
 
@@ -289,8 +296,6 @@ def _mfu(row: Row) -> Iterator[Finding]:
     if len(said) != 1:
         return
     p = said[0]
-    if p.value.lo > 1.0:
-        yield finding(IMPOSSIBLE, "MFU", f"an MFU of {p.text} is above 100 %", p)
     if not rates and row.kind == "line":  # the one rate of its paragraph
         rates = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
     rates = rates if len(rates) < 2 else [q for q in rates if q.per_device]

@@ -71,7 +71,8 @@ def retold(report: Report) -> Iterator[Finding]:
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
                 if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
-                    yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in near])
+                    its = [g for g in near if row.block in report.sections[g.block]]  # of a heading
+                    yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in its or near], bool(its))
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
                     yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
 
@@ -161,8 +162,10 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
         yield finding(QUESTION, "headline", message, q, most)
 
 
-def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]]) -> Iterator[Finding]:
-    """A gain that no two figures of a table make."""
+def _of_tables(
+    row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]], heading: bool
+) -> Iterator[Finding]:
+    """A gain that no two figures of a table make, or that is more than all that they make."""
     kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
     mean = MEAN.search(row.text.replace("_", " "))
     # "72 % of the hours" and a utilisation are no gains.
@@ -177,14 +180,18 @@ def _of_tables(row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Gr
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
     text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
     made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed, text)]
+    # Of one problem there may be a table for each format.
+    for (_, some), (_, others) in itertools.combinations(held if held[0][1] is not held[0][0].rows else (), 2):
+        pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]
+        made += [max(x, 1 / x) for a, b in pairs if mid(a) and mid(b) for x in (mid(a) / mid(b),)]
     bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
-    more = bound and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
+    more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     change = change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
     beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
     if more or (made and not bound and (named or beside) and not any(may_be(q, exact(x), change, 0.04) for x in made)):
-        rule = "headline" if bound else "retold"
+        rule = "headline" if more else "retold"
         gains = [mid(q)] if q.kind == "ratio" else [1 + mid(q), 1 / max(1 - mid(q), 0.01)]
         off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
         if off > 0.5:
@@ -280,6 +287,11 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
         return
     made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total)]
+    for g, held in columns if mean else ():  # weighted by a count
+        for name in g.body[0].bare:
+            n = [r.bare.get(name, 0.0) for r in g.body]
+            if len(held) == len(n) and all(n):
+                made.append((sum((x.plain * (w / sum(n)) for x, w in zip(held, n)), exact(0.0)), held))
     m, held = min(made, key=lambda each: abs(each[0].mid / q.value.mid - 1))
     least = max(x.value.mid for x in held) if total else 0.0
     if 0.6 < m.mid / q.value.mid < 1.8 and q.value.mid > least and not any(q.value.meets(x, 0.013) for x, _ in made):

@@ -34,8 +34,10 @@ _STEP = re.compile(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
 _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
-_SPENT = re.compile(r"(?i)\b(?:in all|total|used|took|consumed|spent|costs?|c[ao]mes? to|bill|energy|needed)\b")
-_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked")
+_SPENT = re.compile(
+    r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
+)
+_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
 
 
@@ -294,10 +296,10 @@ def counted(report: Report) -> Iterator[Finding]:
             yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)
     yield from _batched(report)
     for row in report.all_rows:
-        for q in (q for q in row.of("flop", "bytes") if q.exact and q.value.mid):
+        for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
                 if t and not any(q.value.meets(t.value * f, slack) for f in t.also):
-                    take = f"{'are' if rule == 'work' else 'take'} {si(t.value.mid, UNIT_OF.get(q.kind, 'FLOP'))}"
+                    take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
@@ -329,6 +331,8 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if q.kind == "flop" and row.only("flop"):
         work = (t for t in terms(row) if t.kind == "flop" and not t.figure)
         yield from ((t, 0.05, "work") for t in work if t.near and t.named)
+    if q.kind != "flop" and (cache := _cache(row, q)):
+        yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     if q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
@@ -338,6 +342,29 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
             yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
+
+
+def _cache(row: Row, q: Quantity) -> Term | None:
+    """Keys and values of one token: 2 · layers · KV heads · head dimension, in the format named or any of two bytes."""
+    report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
+    each = q.kind == "B/token" or re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
+    if row.kind == "table" or not each or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
+        return None
+    sizes = []
+    for name in ("layers", "kv_heads", "head_dim"):
+        found = {v for f in (report.everything, *report.facts) for v in f.of(name)}
+        if len(found) != 1:
+            return None
+        sizes.append(found.pop())
+    formats = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
+    nbytes = max(formats) if len(formats) == 1 else 0.0
+    if not nbytes or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
+        return None
+    text = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
+    gpus = report.everything.of("gpus")
+    return Term(
+        "bytes", exact(2 * prod(sizes) * nbytes), text, (), also=(1.0, 0.5, 1024 / 1000, *(1 / n for n in gpus))
+    )
 
 
 def spent(report: Report) -> Iterator[Finding]:

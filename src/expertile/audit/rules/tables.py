@@ -126,7 +126,10 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
     # Another shape alone may be another work.
     used = {f.name.lower() for f in some}
-    other |= timed and all(_work(row, used) != _work(r, used) for r in grid.body if r is not row)
+    works = [_work(r, used) for r in grid.body if r is not row]
+    # Where no two rows are of one work, and all others follow, a row's work does not matter.
+    alike = any(a == b for a, b in itertools.combinations(works, 2))
+    other |= timed and alike and _work(row, used) not in works
     least = 0.03 if exactly else 0.15
     if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > 0.02 and not other:
         found.add(odd[0])
@@ -134,7 +137,8 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
         rule = "intensity" if {target.kind, some[0].kind} == {"rate", "bandwidth"} else "proportion"
         figure = f"{si(should, UNIT_OF.get(q.kind, ''))}, not {q.text}"
         message = f"{target.name} follows from {names} in all other rows; here it would be {figure}"
-        yield finding(QUESTION, rule, f"{message}: is it of the same work?", q)
+        beside = [x for f in some if (x := row.figure(f.column))]
+        yield finding(QUESTION, rule, f"{message}: is it of the same work?", q, lines=tuple(x.line for x in beside))
 
 
 def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:

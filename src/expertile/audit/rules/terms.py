@@ -47,6 +47,7 @@ _DERIVED = re.findall(
 )
 # Rates that are no work over the whole time.
 _NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
+_REST = re.compile(r"(?i)\W*(?:(?:for|of) (?:the )?(?:rest|others?|headroom|slack)|(?:are |is )?(?:left|free|spare))\b")
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
 WRITTEN = re.compile(
@@ -137,6 +138,7 @@ def terms(row: Row) -> tuple[Term, ...]:
     held = [
         q for q in held if not each and not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
     ]  # in memory, not moved
+    held += [q for q in row.of("bytes") if _REST.match(q.after)]
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
@@ -148,10 +150,11 @@ def terms(row: Row) -> tuple[Term, ...]:
     if work := work_of(row):
         found.append(work)
     batch, seq, gpus = (row.size(name) for name in ("batch", "seq", "gpus"))
-    if batch and not any(t.kind == "items" for t in found):
+    alone = batch and batch.value == 1 and any(t.kind == "s_per_item" for t in found)  # else it is of something else
+    if batch and not alone and not any(t.kind == "items" for t in found):
         text = f"a batch of {batch.value:.0f}"
         found.append(Term("items", exact(batch.value), text, (batch.line,), None, (1.0, 1 / batch.value), batch.near))
-    if batch and seq and not any(t.kind == "tokens" for t in found):
+    if batch and seq and not any(t.kind in ("tokens", "token/item") for t in found):
         text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
         found += [replace(found[-1], kind="token/item")] * any(t.kind == "s_per_item" for t in found)
@@ -201,7 +204,9 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     several = not single or max(report.everything.of("concurrency") or (1,)) > 1
     if drafted or (several and not step):
         return None
-    held = [b for r in (*report.lines_of_text, row) for b in r.of("bytes") if b.exact]
+    own = row.facts.of("formats")
+    like = (r for r in report.lines_of_text if not own or {*own} & {*r.facts.of("formats")})
+    held = [b for r in (*like, row) for b in r.of("bytes") if b.exact]
     sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's
     held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and b.label == "size")]
     formats = row.facts.of("formats") or report.everything.of("formats")
