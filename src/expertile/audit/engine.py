@@ -10,10 +10,11 @@ from expertile.audit.rules import claims, equations, limits, peaks, retold, solv
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
-    *(solve.rows, solve.counted, solve.spent, solve.of_one, told.ratios, retold.retold, retold.twins),
+    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions, tables.slips),
+    *(solve.rows, solve.counted, solve.spent, solve.of_one, told.ratios, retold.retold, retold.titles, retold.twins),
     *(
         totals.totals,
+        totals.across,
         totals.phases,
         totals.orders,
         equations.equations,
@@ -21,7 +22,8 @@ RULES = (
         claims.equal_work,
         claims.unequal_work,
     ),
-    *(claims.ranges, claims.failed_checks, claims.fits, claims.attention_share, totals.shared),
+    *(claims.ranges, claims.failed_checks, claims.fits, claims.used, claims.smaller, claims.attention_share),
+    totals.shared,
 )
 _HEDGED = re.compile(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"

@@ -66,7 +66,7 @@ _FACTOR_OF = re.compile(
     r"(?i)(?:(?:speed-?up|factor)(?: factor)? (?:of|is|was)|geo(?:metric )?-?mean(?: of| is|,|:)?) (?:about )?\W*$"
 )
 _LIST = re.compile(
-    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of) |"
+    rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of|→|->) |"
     rf"(?:{NUMBER} ?/ ?){{2,}})$"
 )
 _TRAILING_KEY = re.compile(

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -204,7 +205,13 @@ def _csv(lines: list[Line]) -> list[Block]:
     head = max(range(min(6, len(rows))), key=lambda r: (sum(bool(c.strip()) for c in rows[r][1]), -r), default=0)
     if len(rows) < head + 2 or len(rows[head][1]) < 2:
         return split_code(lines)
-    table = table_of(rows[head][1], rows[head + 1 :], rows[head][0])
+    names = rows[head][1]
+    # The head may stand again, with another name in it, above other rows.
+    alike = (sum(a == b != "" for a, b in zip(cells, names, strict=False)) for _, cells in rows)
+    again = [i for i, n in enumerate(alike) if 2 * n > len(names)]
+    ends = [*again, len(rows)]
+    tables = [table_of(rows[a][1], rows[a + 1 : b], rows[a][0]) for a, b in pairwise(ends) if b > a + 1]
+    table = tables[0]
     above = [line for line in lines if line.number < table.line]
     below = [line for line, note in zip(lines, notes, strict=True) if note and line.number > table.line]
-    return [Block("code", above), Block("code", table=table), *([Block("code", below)] if below else [])]
+    return [Block("code", above), *(Block("code", table=t) for t in tables), *([Block("code", below)] if below else [])]

@@ -16,7 +16,9 @@ from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
 
 _ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
-_COUNTED = re.compile(r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|rows|count)\W{1,3}(\d+)(?![\d.])")
+_COUNTED = re.compile(
+    r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|count)[^\w,]{1,9}(\d+)(?![\d.]|,\d)"
+)
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"

@@ -1,12 +1,13 @@
 """Claims in words that the report's own figures or plain arithmetic refute."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from math import prod
 
 from expertile.audit.facts import BITS, DIGITS, facts
-from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
+from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Report, Row
@@ -53,6 +54,7 @@ _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ff
 _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 _ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
 _CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
+_USED = re.compile(r"\| *(\d+)(?: ?Mi?B)? / *(\d+) ?Mi?B *\|")
 _HOLDS = re.compile(
     rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
     rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
@@ -81,13 +83,16 @@ def compression(report: Report) -> Iterator[Finding]:
             text = " ".join(r.text for r in some)
             held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
             one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(text)
+            known = len(bits) == 2
+            bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
             if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
-                yield from _beyond(large, small, bits, some is not both)
+                yield from _beyond(large, small, bits, known and some is not both)
     for grid in report.grids:
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
-                yield from _column([(row.label, size) for row in grid.body if (size := row.figure(c))], wide)
+                named = [(f"{row.label} {' '.join(q.text for q in row.of('params'))}", row) for row in grid.body]
+                yield from _column([(label, size) for label, row in named if (size := row.figure(c))], wide)
 
 
 def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[Finding]:
@@ -158,8 +163,11 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
         runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
         runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
-        found = (f for pair in itertools.combinations(runs, 2) for f in _unequal(said[0], (), *pair))
-        yield from itertools.islice(found, 1)
+        # Of all pairs the one whose quotient is nearest is meant.
+        pairs = sorted(itertools.combinations(runs, 2), key=lambda pair: _off(said[0], pair[0][0], pair[1][0]))
+        meant = [p for p in pairs if abs(_off(said[0], p[0][0], p[1][0])) < 0.006] or pairs[:1]
+        of_pairs = [[*_unequal(said[0], (), *pair)] for pair in meant]
+        yield from of_pairs[0] if all(of_pairs) and of_pairs else ()
         times = [q for q in quantities(text, row.line) if q.kind == "time" and q.exact]
         if len(times) == 2:
             (a, b), lines = times, tuple(q.line for r in (*near, row) for q in r.quantities)
@@ -170,6 +178,10 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
         for r, q, t in cells if len(bases) == 1 else ():
             yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
+
+
+def _off(q: Quantity, a: Quantity, b: Quantity) -> float:
+    return abs(abs(math.log(a.value.mid / b.value.mid)) - math.log(q.value.mid))
 
 
 def _work(text: str) -> dict[str, float]:
@@ -222,6 +234,31 @@ def fits(report: Report) -> Iterator[Finding]:
             message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
             message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"
             yield Finding(QUESTION, "memory", row.line, m[0], message, (row.line,))
+
+
+def smaller(report: Report) -> Iterator[Finding]:
+    """A table's peak of memory below the weights alone, in the narrowest format that the report names: it asks."""
+    text = re.sub(r"(?i)\b(?:no|without) \w+", "", report.text)
+    formats = report.everything.of("formats")
+    if not formats or re.search(r"offload|shard|zero|fsdp|lora|per gpu|mmap|adapter|active|\d-bit", text):
+        return
+    bits = min(BITS[f] for f in formats)
+    for row in (r for g in report.grids for r in g.rows):
+        n, held = row.only("params"), [q for q in row.of("bytes") if re.search(r"(?i)\bmem|peak|vram", q.label)]
+        if n and len(held) == 1 and held[0].exact and not held[0].per_device:
+            least = n.value * (bits / 8)
+            if held[0].value.hi < 0.93 * least.lo:
+                message = f"{n.text} parameters take {si(least.mid, 'B')} in {bits} bits, more than {held[0].text}"
+                yield finding(QUESTION, "memory", f"{message}: are all held there?", held[0], n)
+
+
+def used(report: Report) -> Iterator[Finding]:
+    """ "31276MiB / 24564MiB |", as nvidia-smi prints it: more memory in use than there is."""
+    for number, line in enumerate(report.lines, 1):
+        for m in _USED.finditer(line):
+            if int(m[1]) > int(m[2]):
+                text = m[0].strip(" |")
+                yield Finding(IMPOSSIBLE, "memory", number, text, f"{m[1]} MiB are in use of {m[2]} MiB", (number,))
 
 
 def failed_checks(report: Report) -> Iterator[Finding]:

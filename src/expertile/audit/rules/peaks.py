@@ -20,7 +20,7 @@ PEAK = re.compile(r"peak(?!s? at|ed)|theoret|roofline|max(?:imum)?\b|spec(?!ial|
 # A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
 NAMED = re.compile(
     r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
-    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
+    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm|infiniband|ethernet)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
 )
 # What a bandwidth is of.
 _PARTS = {
@@ -29,7 +29,7 @@ _PARTS = {
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
     "PCIe": r"pci[- ]?e|\bgen ?[3-6] ?x\d",
     "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
-    r"connectx|^\W*speed: |[gm]bits?/s",
+    r"connectx|^\W*speed: |[gm]bits?/s|\bib_(?:write|read|send)_",
     "xGMI": r"xgmi|infinity fabric",
     "disk": r"nvme|ssd|\bdisk|storage",
     "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
@@ -130,6 +130,7 @@ def limits(report: Report) -> Iterator[Finding]:
             ):
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
+            other = other or any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
             if q.exact and q.value.mid and not other:
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
@@ -202,6 +203,12 @@ def _bus(row: Row) -> Iterator[Finding]:
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
+    links = [NVLINK[part] / 2 for d in row.devices for part in NVLINK if re.search(rf"\b{part}\b", d.name)]
+    # Of one node; a switch that reduces saves traffic (NVLink SHARP).
+    slack = 1.1 if all(d.capability < (9, 0) for d in row.devices) else 1.5
+    if links and n and n.value <= 8 and bus[0].value.lo > slack * max(links):
+        message = f"{bus[0].text} is more than {si(max(links), 'B/s')}, one way over {row.devices[0].name}'s NVLink"
+        yield finding(QUESTION, "link", f"{message}: over which links?", bus[0])
     own = any(re.search(rf"(?i){form}", row.label) for form, _ in _COLLECTIVES)
     words = row.label if own else row.words + row.lead
     kinds = [times for form, times in _COLLECTIVES if re.search(rf"(?i){form}", words)]

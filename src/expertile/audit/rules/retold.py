@@ -39,6 +39,9 @@ _ALL = re.compile(
     r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
 )
 _NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
+_BEFORE = re.compile(r"(?i)\W*(?:before|old|was|main|master|baseline)\b")
+_AFTER = re.compile(r"(?i)\W*(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
+_BY_NO_MORE = re.compile(r"(?i)\b(?:none|no|never|nothing|neither)\b[^.;]*? by more than (\d+(?:\.\d+)?)\b(?! ?%)")
 _LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
 _MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
 _SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
@@ -61,6 +64,7 @@ def retold(report: Report) -> Iterator[Finding]:
             yield from itertools.chain(*(_every(g, row) for g in long if g.drawn))
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
         yield from _called(row, above)
+        yield from _within(row, long)
         yield from _of_peak(row, above)
         for q in (q for q in row.quantities if q.value.mid):
             yield from _kept(row, q, above)
@@ -75,6 +79,43 @@ def retold(report: Report) -> Iterator[Finding]:
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in its or near], bool(its))
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
                     yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
+
+
+def titles(report: Report) -> Iterator[Finding]:
+    """ "3.9x for long contexts" above two lines, "before 812 us" and "after 305 us", that make another ratio."""
+    lines = report.lines_of_text
+    pairs = [
+        (a, b)
+        for r, s in itertools.pairwise(lines)
+        if _BEFORE.match(r.text) and _AFTER.match(s.text) and s.line - r.line < 3
+        for k in TYPED
+        if (a := r.only(k)) and (b := next((x for x in s.of(k) if x.exact and mid(x)), None))
+    ]
+    for row in lines if pairs else ():
+        q = row.only("ratio") if len(row.quantities) == 1 and not APART.search(row.text) else None
+        near = [(a, b) for a, b in pairs if 0 < a.line - row.line < 20]
+        other = q and any(c.value.meets(q.value, 0.02) for r in report.all_rows if r is not row for c in r.of("ratio"))
+        if q and len(near) == 1 and not other and not may_be(q, near[0][0].value / near[0][1].value, "", 0.03):
+            yield not_made(q, [*near[0]], False)
+
+
+def _within(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "None moves perplexity by more than 0.1 against fp16" beside a column of that name in which a row does."""
+    m = _BY_NO_MORE.search(row.text)
+    words, most = {*_WORDS.findall(row.text.lower())}, float(m[1]) if m else 0.0
+    for g in grids if m else ():
+        for c, name in enumerate(g.header):
+            cells = [(r, q) for r in g.body if (q := r.figure(c))]
+            if len(cells) < 3 or not {n for n in _WORDS.findall(name.lower()) if len(n) > 3} & words:
+                continue
+            firsts = [{*_WORDS.findall(r.text.partition(": ")[2].partition(";")[0].lower())} for r, _ in cells]
+            named = [q for (_, q), first in zip(cells, firsts, strict=True) if first <= words]
+            far = [(abs(mid(q) - mid(base)), q, base) for base in named or [q for _, q in cells] for _, q in cells]
+            worst = [max(of for of in far if of[2] is base) for base in {id(f[2]): f[2] for f in far}.values()]
+            off, q, base = min(worst, key=lambda of: of[0])
+            if off > 1.05 * most and off < 50 * most:
+                message = f"{q.text} is {off:.3g} from {base.text}, more than {m[1]}: is it meant too?"
+                yield finding(QUESTION, "headline", message, q, base, lines=(row.line,))
 
 
 def twins(report: Report) -> Iterator[Finding]:
@@ -184,6 +225,13 @@ def _of_tables(
     for (_, some), (_, others) in itertools.combinations(held if held[0][1] is not held[0][0].rows else (), 2):
         pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]
         made += [max(x, 1 / x) for a, b in pairs if mid(a) and mid(b) for x in (mid(a) / mid(b),)]
+    # Its own figures, and others of the text, may be compared with the rows and with each other.
+    near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30]
+    for k in typed if q.exact else ():
+        told = [x for r in near for x in r.of(k) if mid(x) and not on_sheet(r, x)]
+        cells = [c for _, rows in held for r in rows for c in r.of(k) if mid(c)]
+        if any(may_be(q, a.value / b.value, "", 0.01) for a in told for b in (*told, *cells) if a is not b):
+            return
     bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     change = change_of(row, q, True, 40)
@@ -291,7 +339,7 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         for name in g.body[0].bare:
             n = [r.bare.get(name, 0.0) for r in g.body]
             if len(held) == len(n) and all(n):
-                made.append((sum((x.plain * (w / sum(n)) for x, w in zip(held, n)), exact(0.0)), held))
+                made.append((sum((x.plain * (w / sum(n)) for x, w in zip(held, n, strict=True)), exact(0.0)), held))
     m, held = min(made, key=lambda each: abs(each[0].mid / q.value.mid - 1))
     least = max(x.value.mid for x in held) if total else 0.0
     if 0.6 < m.mid / q.value.mid < 1.8 and q.value.mid > least and not any(q.value.meets(x, 0.013) for x, _ in made):

@@ -34,6 +34,7 @@ _STEP = re.compile(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
 _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_IF = re.compile(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
 _SPENT = re.compile(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
@@ -129,11 +130,13 @@ def _around(row: Row) -> list[Term]:
     timed = {"time", "s_per_item", "s_per_token"}
     own = {q.kind for q in row.quantities}
     own = own if same else timed if own & timed else set()
+    lines = [r for r in lines if not _IF.match(r.text)]
     near: list[Term] = []
     for r in lines:
         some = [t for t in terms(r) if t.figure and (t.kind != "params" or kind == "list")]
         near += some if kind == "code" or len({t.kind for t in some}) == 1 else []
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
+    last = [] if row.before and _IF.match(row.before.text) else last
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
     near += [t for t in last if goes_on and t.kind not in own]
     # Of a log's times and bytes the one that is of the whole.

@@ -62,7 +62,9 @@ def _factors(grid: Grid) -> Iterator[_Factor]:
         held = {r: q for r, row in enumerate(grid.body) if (q := row.figure(c))}
         bare = {r: exact(x) for r, row in enumerate(grid.body) if (x := row.bare.get(name.lower()))} if not held else {}
         kinds = {q.kind for q in held.values()} or {"number"}
-        cells = {r: q.plain for r, q in held.items() if q.plain.width < 0.2} or bare
+        counts = kinds == {"number"} and all(re.fullmatch(r"[\d,]+", q.text) for q in held.values())
+        cells = {r: exact(q.value.mid) if counts else q.plain for r, q in held.items()}
+        cells = {r: x for r, x in cells.items() if x.width < 0.2} or bare
         if len(kinds) == 1 and len(cells) >= max(4, len(grid.body) - 1):
             (kind,) = kinds
             whole = kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in cells.values())
@@ -83,16 +85,40 @@ def proportions(report: Report) -> Iterator[Finding]:
                 # Work is rate × time, so that a rate falls with the time and grows with the sizes.
                 timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
                 ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
-                chosen = all(f.whole for f in (target, *some))  # nobody measured it
+                chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
                 if ways and not chosen and len({f.column for f in some}) == n:
                     yield from _odd_row(grid, target, some, timed, found)
 
 
-def _work(row: Row, used: set[str]) -> object:
-    """What tells a row's work from that of others, but for the columns that were `used`."""
-    counted = re.compile(r"(?i)run|trial|iter|rank|step|seed|#|id\b")
-    sizes = {n: v for n, v in (row.own | row.bare).items() if n not in used and not counted.search(n)}
-    return (sizes, row.facts.of("tuples"), [q.value.mid for q in row.of("bytes", "flop", "tokens", "items")])
+def slips(report: Report) -> Iterator[Finding]:
+    """A figure that differs from all others of its column, which are alike, as bits do from bytes and ms from s."""
+    for grid in (g for g in report.tables if len(g.body) > 4):
+        for c in grid.columns(*TYPED):
+            cells = [q for r in grid.body if (q := r.figure(c))]
+            middle = sorted(q.value.mid for q in cells)[len(cells) // 2] if cells else 1.0
+            odd = [q for q in cells if not 0.9 < q.value.mid / middle < 1.1]
+            off = max(odd[0].value.mid / middle, middle / odd[0].value.mid) if len(odd) == 1 and len(cells) > 4 else 0.0
+            if any(abs(off / step - 1) < 0.1 for step in (8.0, 1e3, 1024.0, 1e6)):
+                like = next(q for q in cells if q.value.mid == middle)
+                message = f"{off:.4g} times off {like.text} of line {like.line} and all other rows: in which unit?"
+                yield finding(QUESTION, "unit", message, odd[0], like)
+
+
+def _round(f: _Factor) -> bool:
+    """Whether numbers are such as are chosen: few rows of powers of two, and of ten."""
+    return len(f.cells) < 8 and all(x.mid < 1000 or x.mid % 8 == 0 or x.mid % 100 == 0 for x in f.cells.values())
+
+
+def _works(rows: list[Row], used: set[str]) -> list[object]:
+    """What tells the rows' work from each other, but for the columns that were `used`, and for those that have another
+    number in every row, as counters have."""
+    each = []
+    for row in rows:
+        counted = {f"{q.kind} {q.column}": q.value.mid for q in row.of("bytes", "flop", "tokens", "items")}
+        sizes: dict[str, object] = {n: v for n, v in (row.own | row.bare | counted).items() if n not in used}
+        each.append(sizes | {"tuples": row.facts.of("tuples")})
+    names = {n for n in each[0] if len({e.get(n) for e in each}) < len(each)}
+    return [{n: v for n, v in e.items() if n in names} for e in each]
 
 
 def _varies(values: Iterable[Interval]) -> bool:
@@ -112,26 +138,30 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     exactly = len(odd) == 1 and all(f.width < 0.05 for f in factors.values())
     odd = odd if exactly or not timed else [r for r, f in factors.items() if not f.meets(middle, FIT)]
     # Few rows confirm a plain quotient alone.
-    pure = target.kind == "number" and len({f.kind for f in some}) == 1 and exact(middle).meets(1.0, 0.002)
+    pure = exact(middle).meets(1.0, 0.002) and (
+        (target.kind == "number" and len({f.kind for f in some}) == 1) or all(f.width < 0.01 for f in factors.values())
+    )
     few = len(some) == 2 and not timed and len(grid.body) < 5 and not pure
     if few or not middle or len(odd) != 1 or not (timed or exactly) or odd[0] in found:
         return
     row, should = grid.body[odd[0]], middle * made[odd[0]].mid
     q, off = row.figure(target.column), (factors[odd[0]] / middle).mid
+    if q is None and (x := row.bare.get(target.name.lower())):  # of a log's line
+        q = Quantity("number", exact(x), f"{x:.0f}", target.name, row.line)
     known = timed and -1 - target.column in found
     if q is None or known or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
+    if len(some) == 2 and any(len({f.cells[r].mid for r in made if r not in odd}) < 2 for f in some):
+        return  # in which of the ways?
     # Another shape alone may be another work.
     used = {f.name.lower() for f in some}
-    works = [_work(r, used) for r in grid.body if r is not row]
-    # Where no two rows are of one work, and all others follow, a row's work does not matter.
-    alike = any(a == b for a, b in itertools.combinations(works, 2))
-    other |= timed and alike and _work(row, used) not in works
+    works = _works(grid.body, used)
+    other |= (timed or target.kind in RATES) and works.count(works[odd[0]]) == 1
     least = 0.03 if exactly else 0.15
-    if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > 0.02 and not other:
+    if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > (0.005 if exactly else 0.02) and not other:
         found.add(odd[0])
         names = " and ".join(f.name + f.way.strip("÷") for f in some)
         rule = "intensity" if {target.kind, some[0].kind} == {"rate", "bandwidth"} else "proportion"

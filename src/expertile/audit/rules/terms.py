@@ -150,7 +150,9 @@ def terms(row: Row) -> tuple[Term, ...]:
     if work := work_of(row):
         found.append(work)
     batch, seq, gpus = (row.size(name) for name in ("batch", "seq", "gpus"))
-    alone = batch and batch.value == 1 and any(t.kind == "s_per_item" for t in found)  # else it is of something else
+    alone = (
+        batch and batch.value == 1 and any(t.kind in ("s_per_item", "token/item") for t in found)
+    )  # else it is of something else
     if batch and not alone and not any(t.kind == "items" for t in found):
         text = f"a batch of {batch.value:.0f}"
         found.append(Term("items", exact(batch.value), text, (batch.line,), None, (1.0, 1 / batch.value), batch.near))

@@ -203,6 +203,9 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             continue
         if any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2)):
             continue
+        base = re.search(r"(?i)\bcompared (?:to|with|against) (?:the |an? )?([\w-]+)", row.text)
+        if base and not any(base[1].lower() in f"{x.label} {x.after}".lower() for x in own):
+            continue  # another one, of which nothing is said here
         m = re.search(r"than (?:the |an? )?([\w-]+)", tail[:40])
         known = m and any(m[1].lower() in f"{head} {x.label}".lower() for x in own)  # else it is another one
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FIT, ODD, Interval
+from expertile.audit.interval import FIT, ODD, Interval, printed
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import on_sheet
@@ -21,6 +21,7 @@ _BROKEN_DOWN = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
 _OF_ALL = re.compile(
     r"(?i)^\W*(?:whole |full )?(?:layer|step|iteration|pass|run|pipeline|forward|e2e)(?: time| latency)?\W*$"
 )
+_ACROSS = re.compile(r"(?P<mean>mean|avg\.?|average|median)|(?P<most>max|min|best|worst|maximum|minimum)")
 _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
@@ -75,6 +76,30 @@ def totals(report: Report) -> Iterator[Finding]:
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
+
+
+def across(report: Report) -> Iterator[Finding]:
+    """ "run1, run2, run3, mean": a row whose last column is not what its name says of those before it."""
+    for grid in report.grids:
+        heads = [re.sub(r"\s*\(.*?\)", "", h.lower()) for h in grid.header]
+        names = [re.sub(r"[\s_#]*\d+$", "", h) for h in heads]
+        for c, of in enumerate(map(_ACROSS.fullmatch, names)):
+            first = next((i for i in range(c) if len({*names[i:c]}) == 1 and names[i] != heads[i]), c)
+            if not of or c - first < 3:
+                continue
+            odd, good = [], 0
+            for row in grid.rows:
+                q, held = row.figure(c), [x.value.mid for i in range(first, c) if (x := row.figure(i))]
+                if q and len(held) == c - first:
+                    made = [statistics.fmean(held), statistics.median(held)] if of["mean"] else [max(held), min(held)]
+                    made += [m * (1 + s) for m in made for s in (0.005, -0.005)]
+                    fits = any(q.plain.meets(m) for m in made)
+                    good += fits
+                    odd += [] if fits else [(q, made[0], not min(held) <= q.value.mid <= max(held))]
+            for q, m, outside in odd if len(odd) == 1 and good else ():
+                would = m / q.value.mid * printed(re.sub(r"[^\d.]", "", q.text)).mid
+                message = f"the {names[c]} of the {c - first} columns before is {would:.4g}, not {q.text}"
+                yield finding(INCONSISTENT if outside and good > 1 else QUESTION, "total", message, q)
 
 
 def phases(report: Report) -> Iterator[Finding]:
