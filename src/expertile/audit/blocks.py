@@ -12,7 +12,7 @@ from expertile.audit.units import RATES, Unit, match_unit, unit_of_name
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
 _NUMERIC = re.compile(
-    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
+    r"^\d{1,3}(?::\d\d){1,2}$|^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
     r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
 )
 _COUNTER = re.compile(
@@ -28,8 +28,10 @@ _MEASURES = re.compile(
 )
 # "All rates in TFLOP/s", "(times in us)", "units: GB/s"
 _ALL_IN = re.compile(
-    r"(?i)\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|"
-    r"throughputs?)\b[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
+    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
+    r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
+    r"throughputs?)\b(?: of [\w ]{1,16})?"
+    r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
     r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
 )
 _NO_MEASURE = re.compile(
@@ -258,7 +260,7 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
         first = split.split(lines[i + 1].text.strip()) if i + 1 < len(lines) else []
         if len(first) == len(header) + 1 and lines[i].text[:3].isspace() and not is_numeric(first[0]):
             header = ["", *header]
-        if len(header) < 2 or not _header_ok(header) or any(":" in h or "=" in h for h in header):
+        if len(header) < 2 or not _header_ok(header) or re.search("[:=]", re.sub(r"\(.*?\)", "", "".join(header))):
             continue
         rows: list[tuple[int, list[str]]] = []
         used, end, between = 1, 1, False
@@ -333,7 +335,8 @@ def turned(table: Table) -> Table | None:
 def with_units(blocks: list[Block], text: str) -> list[Block]:
     """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
     found = [(u, m) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    told = [(u, text[m.end() :][:n], text.count("\n", 0, m.end())) for (u, n), m in found if u.kind in ("time", *RATES)]
+    found = [((u, n), m) for (u, n), m in found if u.kind in ("time", "bytes", *RATES)]
+    told = [(u, text[m.end() :][:n], text.count("\n", 0, m.end())) for (u, n), m in found]
     reach = 40 if text.count("\n") > 80 else 80
     units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
     return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]

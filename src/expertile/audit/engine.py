@@ -6,15 +6,37 @@ from dataclasses import dataclass, replace
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, QUESTION, VERDICTS, Finding
 from expertile.audit.report import Report
-from expertile.audit.rules import claims, equations, limits, peaks, retold, solve, tables, told, totals
+from expertile.audit.rules import (
+    amounts,
+    claims,
+    equations,
+    headlines,
+    limits,
+    peaks,
+    retold,
+    solve,
+    tables,
+    told,
+    totals,
+)
 from expertile.device import Device
 
 RULES = (
     *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions, tables.slips),
-    *(solve.rows, solve.counted, solve.spent, solve.of_one, told.ratios, retold.retold, retold.titles, retold.twins),
+    *(
+        solve.rows,
+        amounts.counted,
+        amounts.spent,
+        solve.of_one,
+        told.ratios,
+        retold.retold,
+        headlines.titles,
+        retold.twins,
+    ),
     *(
         totals.totals,
         totals.across,
+        totals.achieved,
         totals.phases,
         totals.orders,
         equations.equations,

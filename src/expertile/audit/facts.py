@@ -111,7 +111,7 @@ _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 _NOT_IN = re.compile(
     r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
-    r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*"
+    r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*|\baccum\w*(?: (?:type|dtype|in))?[:=]? ?(?:fp|float|f|int)(?:16|32)\b"
 )
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
 _FOREIGN = re.compile(
@@ -207,3 +207,15 @@ def size_of_name(header: str) -> str | None:
         if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
             return size
     return None
+
+
+def seconds(cell: str) -> str:
+    """ "19:20" and "1:02:03" of a column of minutes in seconds."""
+    m = re.fullmatch(r"(?:(\d+):)?(\d{1,3}):(\d\d)", cell)
+    return f"{3600 * int(m[1] or 0) + 60 * int(m[2]) + int(m[3])}.0 s" if m else cell
+
+
+def of_rows(name: str, cell: str) -> tuple[str, str]:
+    """A column of rows, beside those of N and K, is M: "8192 (4 x 2048)"."""
+    rows = re.search(r"(?i)\brows|\btokens", name)
+    return ("M", re.sub(r"^(\d[\d,]*)(?: ?\(|, ).*", r"\1", cell)) if rows else (name, cell)

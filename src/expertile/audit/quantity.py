@@ -211,7 +211,9 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             own = unit, m.end() + length - 3
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             kind = {"tokens": "token/item", "time": "s_per_item"}[own[0].kind]
-            own = replace(own[0], kind=kind, noun="other" if _THINGS_OF.search(before) else ""), own[1]
+            own = replace(own[0], kind=kind, noun=""), own[1]
+            if _THINGS_OF.search(before) or re.search(r"\d [a-z]+s, $", before):
+                own = replace(own[0], noun="other"), own[1]  # "1,200 clips, 10 s each"
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own and own[0].kind == "time" and found and found[-1].kind.startswith("s_per") and _TO.fullmatch(before):

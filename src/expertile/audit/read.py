@@ -1,10 +1,14 @@
 """Reads a report of any format into blocks: Markdown, HTML, CSV, JSON, JSON lines, YAML, notebooks, logs."""
 
 import csv
+import itertools
 import re
+from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +17,7 @@ from markdown_it import MarkdownIt
 from expertile.audit.blocks import Block, Line, split_code, table_of
 from expertile.audit.data import Leaf, json_values, read_values, read_yaml
 from expertile.audit.html import read_html
+from expertile.audit.quantity import clean
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 # 1536³ in reStructuredText and in HTML.
@@ -29,6 +34,7 @@ _MARKDOWN = re.compile(
 # A line of a wrapped paragraph.
 _WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
 _MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
+SPOKEN = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _ITEM = re.compile(r"\s*[*+•-] ")
 _SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
@@ -173,6 +179,28 @@ def _is_paragraph(lines: list[Line]) -> bool:
     alike = len({re.sub(r"[\d.,]+", "0", t) for t in texts}) < len(texts)
     named = all(re.search(r"[:=] *[\d.,]+ ?\S*$", t) for t in texts)
     return len(lines) > 1 and wrapped and words and not (alike or named)
+
+
+def items_of(block: Block) -> Iterator[Block]:
+    """Each item of a list by itself; one that runs over several lines is prose."""
+    starts = [i for i, line in enumerate(block.lines) if i == 0 or not line.goes_on]
+    for a, b in itertools.pairwise([*starts, len(block.lines)]):
+        yield replace(block, kind="prose" if b - a > 1 else block.kind, lines=block.lines[a:b])
+
+
+def sentences(lines: list[Line]) -> Iterator[tuple[str, Callable[[int], int]]]:
+    """The sentences of a paragraph, which may run over its lines, and the line of each of their characters."""
+    joined, starts = "", list[int]()
+    for line in lines:
+        starts.append(len(joined))
+        joined += clean(line.text).rstrip() + " "
+        joined += " " * joined.endswith((". ", "! ", "? "))  # a line that ends so ends a sentence
+    for m in SPOKEN.finditer(joined):
+        yield m[0], partial(_number, lines, starts, m.start())
+
+
+def _number(lines: list[Line], starts: list[int], sentence: int, at: int) -> int:
+    return lines[bisect_right(starts, sentence + at) - 1].number
 
 
 def _notebook(cells: list[dict[str, Any]]) -> list[Block]:

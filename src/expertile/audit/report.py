@@ -2,29 +2,29 @@
 
 import itertools
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued, with_units
-from expertile.audit.facts import Facts, facts, size_of_name
+from expertile.audit.facts import Facts, facts, of_rows, seconds, size_of_name
 from expertile.audit.quantity import Quantity, clean, named, quantities
-from expertile.audit.read import read, repair
+from expertile.audit.read import SPOKEN, items_of, read, repair, sentences
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
 
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
 _COUNTED = re.compile(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|count)[^\w,]{1,9}(\d+)(?![\d.]|,\d)"
 )
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
     r"all(?!-))\b"
 )
-_SPOKEN = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 
 
 @dataclass(frozen=True)
@@ -258,6 +258,9 @@ class Report:
             found = [q for number, text in pairs for q in quantities(text, number)]
             self.rows.append(Row("record", rows[0].line, "\n".join(text for _, text in pairs), found, index))
             return
+        # "fft" and "total" in turn are no summaries.
+        for row in rows if sum(row.summary for row in rows) >= max(3, 0.4 * len(rows)) else ():
+            row.summary = False
         for some, names in ((rows, header), *(_rows(index, other) for other in (turned(table),) if other)):
             wide = any(q.column >= len(names) for row in some for q in row.quantities)
             self.grids.append(Grid(index, names * (1 + wide), some))
@@ -340,6 +343,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     header = tuple(re.sub(r"(?<=[a-z]{3})[A-Z][a-z]+", lambda m: f" {m[0].lower()}", clean(h)) for h in table.header)
     units = list(map(unit_of_name, header))
     short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
+    products = {"N", "K"} <= {*header} and "M" not in header
     rows = []
     for at, (number, raw) in enumerate(table.rows):
         row = Row("table", number, "", [], index)
@@ -347,7 +351,9 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
         measure = re.search(r"[)\]]\s*$|_[a-z]{2,}$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
         by_row = unit_of_name(cells[0]) if measure and not quantities(cells[0], number) else None
         for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
+            name, cell = of_rows(name, cell) if products else (name, cell)
             size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
+            cell = seconds(cell) if _CLOCK.search(name) else cell
             plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
             # "TTFT (ms)" before the row's figures is their unit.
             unit = units[column] or (by_row if column else None) or NO_UNIT
@@ -365,7 +371,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
             at_column = [column + len(header) * s for s in second]
             figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
             if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
-                row.label += cell + " "
+                row.label += cell + " " + "accumulator " * bool(re.search(r"(?i)\baccum", name))
             row.quantities += [named(figures[0]), *figures[1:]] if figures else []
         row.text = "; ".join(f"{h}: {c}" for h, c in zip(header, cells, strict=True) if c)
         rows.append(row)
@@ -374,31 +380,17 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
 
 def _lines(index: int, block: Block) -> list[Row]:
     """The lines of a list or of preformatted text; the sentences of a paragraph, which may run over its lines."""
-    if any(line.goes_on for line in block.lines):  # each item by itself
-        items = [[block.lines[0]]]
-        for line in block.lines[1:]:
-            items += [] if line.goes_on else [[]]
-            items[-1].append(line)
-        parts = (replace(block, kind="prose" if len(item) > 1 else block.kind, lines=item) for item in items)
-        return [row for part in parts for row in _lines(index, part)]
+    if any(line.goes_on for line in block.lines):
+        return [row for part in items_of(block) for row in _lines(index, part)]
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         if block.kind == "code":  # a paragraph in one line, as in LaTeX
             long = [len(text) > 90 and bool(re.search(r"[\w%)]{2}\. [A-Z][a-z]+ ", text)) for _, text in cleaned]
-            parts = [_SPOKEN.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
+            parts = [SPOKEN.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
             cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
-    joined, starts = "", list[int]()
-    for line in block.lines:
-        starts.append(len(joined))
-        joined += clean(line.text).rstrip() + " "
-        joined += " " * joined.endswith((". ", "! ", "? "))  # a line that ends so ends a sentence
-
-    def number(at: int) -> int:
-        return block.lines[bisect_right(starts, at) - 1].number
-
     rows = []
-    for m in _SPOKEN.finditer(joined):
-        figures = [replace(q, line=number(m.start() + q.start)) for q in quantities(m[0], 0)]
-        rows.append(Row("line", number(m.start()), m[0], figures, index))
+    for text, number in sentences(block.lines):
+        figures = [replace(q, line=number(q.start)) for q in quantities(text, 0)]
+        rows.append(Row("line", number(0), text, figures, index))
     return rows

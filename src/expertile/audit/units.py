@@ -32,8 +32,8 @@ _NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larg
 _SECONDS = (
     (1e-9, "ns nsec nsecond nanoseconds"),
     (1e-6, "us µs μs usec usecs usecond microseconds microsec"),
-    (1e-3, "ms msec msecs msecond millisec millisecond milliseconds"),
-    (1.0, "s sec secs second seconds Second"),
+    (1e-3, "ms msec msecs msecond millisec millisecond milliseconds Milliseconds"),
+    (1.0, "s sec secs second seconds Second Seconds"),
     (60.0, "min mins minute minutes"),
     (3600.0, "h hr hrs hour hours"),
     (86400.0, "day days"),
@@ -57,6 +57,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
         "bandwidth",
         r"(?P<p>[GT])(?P<b>b)(?:it|E)?(?= ?-?(?:[Ee]thernet|[Ii]nfini[Bb]and|IB|NICs?|NDR|HDR|EDR|RoCE)\b|(?<=E)\b)",
     ),
+    ("B/param", r"(?P<bpw>bpw)\b"),
     ("gpu*s", r"(?i:gpu)[ -]?(?P<t>h|hours?|hrs?|days?)\b"),
     ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
     ("flop", r"(?P<p>)[Oo]ps?(?= ?/ ?(?i:b|byte)s?\b)"),
@@ -243,6 +244,8 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         low = high = (1e-3 if groups["p"] == "m" else _TEN[prefix]) * (3600.0 if groups.get("h") else 1.0)
     elif kind == "percent":
         low = high = 0.01
+    elif groups.get("bpw"):  # bits a weight
+        low = high = 0.125
     elif groups.get("day") or groups.get("hours"):  # of simulated time
         low = high = 3600.0 if kind == "s_per_item" else 1 / 86400
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")

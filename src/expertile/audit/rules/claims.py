@@ -25,7 +25,7 @@ _CHANGED = re.compile(
 )
 _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimi[sz]er|batch|communicat|gpus?\b|network|"
-    r"\badam|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
+    r"\badam|\bgqa\b|(?<!\d )heads|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
 )
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
@@ -104,8 +104,9 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
     bits = bits if known else [*bits[:1], *wide]
     kv = "kv" in row.text.lower() and not (known and len(_bits(row.text)) > 1)
-    other = _NOT_BITS.search(before[-60:] + after) or kv or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
-    less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|few|cut|shr[iau]nk", before[-40:] + after)
+    other = kv or re.search(r"(?i)\b[gm]qa\b", row.text)
+    other = other or _NOT_BITS.search(before[-60:] + after) or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
+    less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|few|cut|shr[iau]nk", before[-60:] + after)
     if len(bits) != 2 or bits[0] > 8 or not (of_memory and less and q.value.mid) or other or _FASTER.search(after):
         return
     most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid

@@ -18,7 +18,9 @@ _LIMIT = re.compile(
 )
 # What calls a percentage one of a peak.
 SHARE = re.compile(r"\bpeak\b|theoret|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d")
-SHOWN = re.compile(r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|sustain|hits?\b|sees?\b")
+SHOWN = re.compile(
+    r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"
+)
 
 
 def fastest(row: Row, formats: Iterable[str], sparse: bool = False) -> tuple[float, float]:
@@ -57,7 +59,8 @@ def own_words(row: Row, q: Quantity) -> str:
         return f"{q.label} {row.label}"
     past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
     before = re.split(r"[,;)]|\. | and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
-    behind = re.split(r"[.;,] | and | (?:al)?though | while | but |(?<![A-Za-z])\d|$", row.text[q.end : q.end + 36])[0]
+    behind = row.text[q.end : q.end + 36]
+    behind = re.split(r"[.;,] | \((?=[^)]*\d)| and | (?:al)?though | while | but |(?<![A-Za-z])\d|$", behind)[0]
     return before + q.text + behind
 
 

@@ -1,5 +1,6 @@
 """What a run did in a second, stated or implied, against the most that its GPUs can do."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
-from expertile.audit.rules.terms import terms, weights
+from expertile.audit.rules.terms import IF, terms, weights
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
@@ -28,7 +29,10 @@ _CACHED = re.compile(
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
-COLD = r"cold|(?<!without )flush|rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
+COLD = (
+    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )flush|rotat|cycl|"
+    r"(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
+)
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
 # Beside one GPU of which the number is not stated.
@@ -83,7 +87,8 @@ def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
     for row in report.all_rows:
-        for d in (*_stated(row), *_computed(row, largest), *_moved(row), *_generated(row), *_swept(row)):
+        demands = (_stated(row), _computed(row, largest), _moved(row), _by_intensity(row), _generated(row), _swept(row))
+        for d in itertools.chain(*demands):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
             if over > (d.slack or slack):
@@ -100,7 +105,7 @@ def _stated(row: Row) -> Iterator[Demand]:
     report, count = row.report, max(gpu_counts(row))
     # The report names one GPU and nothing else that may have run.
     one_part = len(report.everything.of("devices")) == 1 and not report.everything.foreign
-    for q in row.of("rate", "bandwidth") if row.devices else ():
+    for q in row.of("rate", "bandwidth") if row.devices and not IF.match(row.text) else ():
         clause = re.sub(r"\([^()]*\)", "", row.clause(q)) if row.kind == "line" else ""
         words, n = f"{q.words} {row.label} {clause}".lower(), 1.0 if q.per_device else count
         words = words.replace("effective", "") if q.kind == "bandwidth" else words
@@ -168,6 +173,14 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
                 certain = 0.0 if sure else math.inf
                 sparse = row.report.sparse
                 yield Demand(q, "rate", rate, text, "bound", ask, certain, formats, count, sparse=sparse, lines=t.lines)
+
+
+def _by_intensity(row: Row) -> Iterator[Demand]:
+    """The bandwidth that a rate of a stated intensity takes."""
+    q, per_byte = row.only("rate"), row.only("intensity")
+    if q and per_byte and row.devices and not on_sheet(row, q) and not re.search(r"(?i)ridge|balance", row.text):
+        text = f"{q.text} ÷ {per_byte.text} FLOP a byte"
+        yield Demand(q, "bandwidth", q.value / per_byte.value, text, "memory bandwidth", "is it of that intensity?")
 
 
 def _moved(row: Row) -> Iterator[Demand]:

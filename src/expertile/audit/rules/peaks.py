@@ -39,7 +39,8 @@ _COPIED, _ON_DEVICE = re.compile(r"(?i)h2d|d2h|\bhost|pinned"), re.compile(r"(?i
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
-    r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|combined"
+    r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|"
+    r"(?<!write-)combined"
 )
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = re.compile(
@@ -100,7 +101,9 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
     copied = _part(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else ""
-    part = _part(own) or _part(f"{row.lead} {row.headings}") or copied or "memory"
+    carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
+    linked = _part(row.text) if carried else ""
+    part = _part(own) or linked or _part(f"{row.lead} {row.headings}") or copied or "memory"
     return "" if q.kind != "bandwidth" else copied or part if part == "memory" else part
 
 
@@ -130,8 +133,8 @@ def limits(report: Report) -> Iterator[Finding]:
             ):
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
-            other = other or any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
-            if q.exact and q.value.mid and not other:
+            itself = any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
+            if q.exact and q.value.mid and not (other or itself):
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
@@ -200,12 +203,15 @@ def _bus(row: Row) -> Iterator[Finding]:
     """Bus bandwidth is 2 (n − 1) / n times the algorithm's in an all-reduce, and never more (nccl-tests)."""
     rates = [(q, q.label[-30:].lower()) for q in row.of("bandwidth")]
     alg, bus = ([q for q, label in rates if re.search(rf"{w} ?(?:bw|band)", label)] for w in (r"alg\w*", "bus"))
+    if len(alg) == len(bus) == 2:  # out of place and in place
+        for pair in zip(alg, bus, strict=True):
+            yield from _bus(row.of_these([*pair]))
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
     links = [NVLINK[part] / 2 for d in row.devices for part in NVLINK if re.search(rf"\b{part}\b", d.name)]
     # Of one node; a switch that reduces saves traffic (NVLink SHARP).
-    slack = 1.1 if all(d.capability < (9, 0) for d in row.devices) else 1.5
+    slack = 1.1 if all((d.capability or (9, 0)) < (9, 0) for d in row.devices) else 1.5
     if links and n and n.value <= 8 and bus[0].value.lo > slack * max(links):
         message = f"{bus[0].text} is more than {si(max(links), 'B/s')}, one way over {row.devices[0].name}'s NVLink"
         yield finding(QUESTION, "link", f"{message}: over which links?", bus[0])

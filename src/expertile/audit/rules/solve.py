@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from expertile.audit.facts import BITS, DIGITS, facts
+from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import Interval, exact
-from expertile.audit.quantity import Quantity, is_tpot, same_statistic
+from expertile.audit.interval import exact
+from expertile.audit.quantity import is_tpot, same_statistic
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import own_words
-from expertile.audit.rules.terms import COMMS, GIB, SINGLE, WRITTEN, Law, combine, derived, law_of, parameters, terms
+from expertile.audit.rules.hardware import EQUATION
+from expertile.audit.rules.terms import COMMS, GIB, IF, SINGLE, WRITTEN, Law, combine, derived, law_of, terms
 from expertile.audit.rules.work import ONE, Term, total_of
 from expertile.audit.units import UNTYPED, product
 
@@ -30,16 +30,6 @@ WALL = re.compile(
     r".*(?:duration|elapsed|wall|time|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted)"
 )
 _SIDE = re.compile(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
-_STEP = re.compile(
-    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
-)
-_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
-_IF = re.compile(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
-_SPENT = re.compile(
-    r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
-)
-_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
-_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
 
 
 def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
@@ -97,6 +87,9 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
     if side := _side(row.text) if row.kind == "line" else "":
         its = {kind: [t for t in some if t.figure and _side(t.figure.label) == side] for kind, some in around.items()}
         around = {kind: its[kind] if len(its[kind]) == 1 else some for kind, some in around.items()}
+    # "The 70B has 70.6B parameters" lends one number.
+    one = {k for k, some in around.items() if all(t.value.meets(some[0].value, 0.01) for t in some)}
+    around = {k: some[-1:] if k in one else some for k, some in around.items()}
     lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
     # Of a log, two figures; of the sentence before, two that stand together.
     hence = row.report.blocks[row.block].kind != "prose" or _HENCEFORTH.match(row.text)
@@ -130,15 +123,16 @@ def _around(row: Row) -> list[Term]:
     timed = {"time", "s_per_item", "s_per_token"}
     own = {q.kind for q in row.quantities}
     own = own if same else timed if own & timed else set()
-    lines = [r for r in lines if not _IF.match(r.text)]
+    lines = [r for r in lines if not IF.match(r.text)]
     near: list[Term] = []
     for r in lines:
         some = [t for t in terms(r) if t.figure and (t.kind != "params" or kind == "list")]
         near += some if kind == "code" or len({t.kind for t in some}) == 1 else []
     last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
-    last = [] if row.before and _IF.match(row.before.text) else last
+    last = [] if row.before and IF.match(row.before.text) else last
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
-    near += [t for t in last if goes_on and t.kind not in own]
+    of_it = [t.kind for t in last] == ["params"] and row.of("B/param")
+    near += [t for t in last if (goes_on or of_it) and t.kind not in own]
     # Of a log's times and bytes the one that is of the whole.
     for whole, form in (("time", WALL), ("bytes", _BOTH)) if kind == "code" else ():
         wall = [t for t in near if t.kind == whole and t.figure and form.search(t.figure.label)]
@@ -175,6 +169,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         return
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
     algorithm = law.rule == "bandwidth" and any(re.search(r"(?i)\balg", f.label) for f in figures)  # bytes in a time
+    rates = any(some[0].kind.endswith("_per_s") for some in held)
+    if not rates and any(t.kind == "items" and not t.figure and t.value.mid == 1 for some in held for t in some):
+        return  # a batch of one, of which the others are not
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted and not algorithm):
         return
     for some in held:
@@ -205,8 +202,13 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         # Beside one that fits, what counts otherwise: reads and writes, all GPUs.
         if any(target.value.meets(t.value * f, 0.03) for t in good for f in law.also if t is not target):
             continue
+        if target.figure and target.figure in row.quantities and EQUATION.search(row.text[: target.figure.start]):
+            continue  # which `equations` works out
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         off = [c[0].value * c[1].value / c[2].value for c in combos]
+        mixed = any(t.kind == "gpu" for c in combos for t in c)
+        if mixed and off and min(x.lo for x in off) <= 1 <= max(x.hi for x in off):
+            continue  # of several numbers of GPUs, one after the other
         lengths = {n for c in combos for t in c if not t.figure and t.kind == "token/item" for n in t.lines}
         if at == 2 and off and off[0].lo > 1 and any("random" in row.report.lines[n - 1] for n in lengths):
             continue  # they are drawn up to this one
@@ -247,6 +249,8 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if len({_side(x) for x in labels} - {""}) > 1:
         return False
     nouns = {t.figure.noun for t in combo if t.figure and t.figure.noun}
+    if any(t.figure and t.figure.noun == "other" and t.kind == "s_per_item" for t in combo):
+        return False  # of other things
     steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
     if batch and any(t.figure and t.kind == "s_per_item" and re.search("(?i)step", t.figure.label) for t in combo):
         return False  # which is no sample
@@ -280,114 +284,3 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     message = f"{made.text} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
     beside, lines = [t.figure for t in others if t.figure], tuple(n for t in combo for n in t.lines)
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
-
-
-def counted(report: Report) -> Iterator[Finding]:
-    """FLOPs, and tokens of a step, that the stated sizes do not make: it asks."""
-    of = report.everything.of
-    sizes = [of(n)[0] for n in ("batch", "seq", "accum", "gpus") if len(of(n)) == 1]
-    made = [prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)]
-    # A global batch of micro-batches.
-    batches, others = sorted(of("batch")), [n for name in ("accum", "gpus") for n in of(name)]
-    ways = [prod(some) for k in range(1, 3) for some in itertools.combinations(others, k)]
-    if len(batches) == 2 and len(others) == 2 and not any(batches[0] * w == batches[1] for w in ways):
-        row = next((r for r in report.rows if batches[1] in r.facts.of("batch")), None)
-        whole = row and re.search(r"(?i)global|effective|total", row.text)
-        if row and whole and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text):
-            text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
-            message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
-            yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)
-    yield from _batched(report)
-    for row in report.all_rows:
-        for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):
-            for t, slack, rule in _amounts(row, q):
-                if t and not any(q.value.meets(t.value * f, slack) for f in t.also):
-                    take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
-                    message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
-                    yield finding(QUESTION, rule, message, q, lines=t.lines)
-        stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
-        for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
-            if q.exact and q.value.mid > 1 and not any(q.value.meets(m, 0.03) for m in made):
-                text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
-                yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
-
-
-def _batched(report: Report) -> Iterator[Finding]:
-    """The report's only samples/s over its only steps/s: the stated batch, accumulated, on so many GPUs."""
-    rates = [q for r in report.all_rows if r.kind != "record" for q in r.of("items_per_s") if q.exact and q.value.mid]
-    samples, steps = ([q for q in rates if q.noun == noun] for noun in ("sample", "step"))
-    batch, accum = report.everything.of("batch"), report.everything.of("accum")
-    one = len(samples) == len(steps) == len(batch) == 1 and len(accum) < 2
-    if not one or abs(samples[0].line - steps[0].line) > 2:
-        return
-    each = samples[0].plain / steps[0].plain
-    ways = [
-        n * g for n in (batch[0], batch[0] * (*accum, 1.0)[0]) for g in (1, *report.everything.of("gpus"), 2, 4, 8, 16)
-    ]
-    if not any(each.meets(n, 0.02) for n in ways):
-        message = f"{samples[0].text} ÷ {steps[0].text} is {each.mid:.4g} a step, not {batch[0]:.0f}: of which batch?"
-        yield finding(QUESTION, "throughput", message, samples[0], steps[0])
-
-
-def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
-    """What FLOPs and bytes of weights may be, and by which share they may be off."""
-    if q.kind == "flop" and row.only("flop"):
-        work = (t for t in terms(row) if t.kind == "flop" and not t.figure)
-        yield from ((t, 0.05, "work") for t in work if t.near and t.named)
-    if q.kind != "flop" and (cache := _cache(row, q)):
-        yield cache, 0.03, "memory"
-    words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
-    if q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
-        own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
-        formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
-        n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
-        least = (n or 0.0) * BITS[formats[0]] / 8 if n else 0.0
-        if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
-            text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
-            yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
-
-
-def _cache(row: Row, q: Quantity) -> Term | None:
-    """Keys and values of one token: 2 · layers · KV heads · head dimension, in the format named or any of two bytes."""
-    report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
-    each = q.kind == "B/token" or re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
-    if row.kind == "table" or not each or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
-        return None
-    sizes = []
-    for name in ("layers", "kv_heads", "head_dim"):
-        found = {v for f in (report.everything, *report.facts) for v in f.of(name)}
-        if len(found) != 1:
-            return None
-        sizes.append(found.pop())
-    formats = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
-    nbytes = max(formats) if len(formats) == 1 else 0.0
-    if not nbytes or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
-        return None
-    text = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
-    gpus = report.everything.of("gpus")
-    return Term(
-        "bytes", exact(2 * prod(sizes) * nbytes), text, (), also=(1.0, 0.5, 1024 / 1000, *(1 / n for n in gpus))
-    )
-
-
-def spent(report: Report) -> Iterator[Finding]:
-    """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
-    held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
-    gpus = report.everything.of("gpus")
-    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and WALL.search(t.label)]
-    hours = [t * n for t in lasted for n in gpus if n > 1]
-    made = {
-        "gpu*s": hours,
-        "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours]
-        + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
-        "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
-    }
-    for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):
-        parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
-        some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
-        near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
-        said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
-        if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
-            unit = {"energy": (3.6e6, "kWh"), "gpu*s": (3600.0, "GPU-hours")}.get(q.kind, (1.0, "USD"))
-            message = f"the times, prices and powers stated make {near.mid / unit[0]:.5g} {unit[1]}"
-            yield finding(QUESTION, "cost", f"{message}, not {q.text}: of which run is it?", q)

@@ -123,7 +123,7 @@ def _works(rows: list[Row], used: set[str]) -> list[object]:
 
 def _varies(values: Iterable[Interval]) -> bool:
     mids = [x.mid for x in values]
-    return max(mids, default=0) > 1.2 * min(mids, default=0)
+    return max(mids, default=0) > 1.08 * min(mids, default=0)
 
 
 def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool, found: set[int]) -> Iterator[Finding]:
@@ -135,7 +135,7 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     odd = [r for r, f in factors.items() if not f.meets(middle, 0.002)]
     if timed and middle and not odd:
         found.add(-1 - target.column)
-    exactly = len(odd) == 1 and all(f.width < 0.05 for f in factors.values())
+    exactly = len(odd) == 1 and sum(f.width < 0.05 for f in factors.values()) >= max(4, 0.8 * len(factors))
     odd = odd if exactly or not timed else [r for r, f in factors.items() if not f.meets(middle, FIT)]
     # Few rows confirm a plain quotient alone.
     pure = exact(middle).meets(1.0, 0.002) and (
@@ -153,6 +153,7 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
+    whole = whole if "percent" not in {target.kind, some[0].kind} else 0
     other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
     if len(some) == 2 and any(len({f.cells[r].mid for r in made if r not in odd}) < 2 for f in some):
         return  # in which of the ways?
@@ -161,14 +162,14 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     works = _works(grid.body, used)
     other |= (timed or target.kind in RATES) and works.count(works[odd[0]]) == 1
     least = 0.03 if exactly else 0.15
-    if abs(off - 1) > least and abs(max(off, 1 / off) / whole - 1) > (0.005 if exactly else 0.02) and not other:
+    if abs(off - 1) > least and abs(max(off, 1 / off) / (whole or 9) - 1) > (0.005 if exactly else 0.02) and not other:
         found.add(odd[0])
         names = " and ".join(f.name + f.way.strip("÷") for f in some)
         rule = "intensity" if {target.kind, some[0].kind} == {"rate", "bandwidth"} else "proportion"
         figure = f"{si(should, UNIT_OF.get(q.kind, ''))}, not {q.text}"
         message = f"{target.name} follows from {names} in all other rows; here it would be {figure}"
-        beside = [x for f in some if (x := row.figure(f.column))]
-        yield finding(QUESTION, rule, f"{message}: is it of the same work?", q, lines=tuple(x.line for x in beside))
+        beside = tuple(of.line for f in some if (of := row.figure(f.column)))
+        yield finding(QUESTION, rule, f"{message}: is it of the same work?", q, lines=beside)
 
 
 def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ NO_RUN = r"(?i)peak|theoret|roofline|limit|bound|expected|model\b|estimate|predi
 _NOT_ALL = (
     r"(?i)ttft|first token|prefill|load|warm-?up|compile|p9\d|std|queue|tpot|itl|inter-?token|(?:per|next) token|"
     r"concurren|requests|users?\b|clients|parallel|steady|decode only|chunk|per device|excluding|worker|stream|"
-    r"pipelined|window|\badd(?:s|ing)? \d"
+    r"pipelined|window|exposed|\bcomm\b|overlap|all-?reduce|\badd(?:s|ing)? \d"
 )
 _SHARED = (
     r"(?i)(?<!single[ -])(?<!one[ -])users?\b|concurren|total|clients|parallel|"
@@ -37,6 +37,7 @@ ONE_WAY = re.compile(
     r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
 BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
+IF = re.compile(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
 GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
 # The figure that follows from the others, where several may.
@@ -138,7 +139,9 @@ def terms(row: Row) -> tuple[Term, ...]:
     held = [
         q for q in held if not each and not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
     ]  # in memory, not moved
-    held += [q for q in row.of("bytes") if _REST.match(q.after)]
+    held += [
+        q for q in row.of("bytes") if _REST.match(q.after) or re.search(r"rest of (?:\w+ )?$", row.text[: q.start])
+    ]
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
@@ -174,7 +177,8 @@ def terms(row: Row) -> tuple[Term, ...]:
         n, of = (gpus.value, f" × {gpus.value:.0f}") if gpus else (1.0, "")
         found += [replace(t, kind="$/s", value=t.value * n, text=t.text + of) for t in found if t.kind == "$/gpu*s"]
     times = [t for t in found if t.kind == "time"]
-    if gpus and len(times) == 1 and not any(t.kind == "gpu*s" for t in found):
+    one = gpus and (gpus.near or len(row.report.everything.of("gpus")) < 2)
+    if gpus and one and len(times) == 1 and not any(t.kind == "gpu*s" for t in found):
         text = f"{gpus.value:.0f} × {times[0].text}"
         found.append(Term("gpu*s", times[0].value * gpus.value, text, times[0].lines, None, near=gpus.near))
     return tuple(found)

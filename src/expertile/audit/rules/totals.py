@@ -21,6 +21,9 @@ _BROKEN_DOWN = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
 _OF_ALL = re.compile(
     r"(?i)^\W*(?:whole |full )?(?:layer|step|iteration|pass|run|pipeline|forward|e2e)(?: time| latency)?\W*$"
 )
+_THEORY = re.compile(
+    r"(?i)\b(?:(?P<theory>theoretical)|achieved) (?P<of>[a-z]+(?: [a-z]+){0,3})\b[^\d\n]*?(?P<value>\d+(?:\.\d+)?)\W*$"
+)
 _ACROSS = re.compile(r"(?P<mean>mean|avg\.?|average|median)|(?P<most>max|min|best|worst|maximum|minimum)")
 _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
@@ -82,7 +85,7 @@ def across(report: Report) -> Iterator[Finding]:
     """ "run1, run2, run3, mean": a row whose last column is not what its name says of those before it."""
     for grid in report.grids:
         heads = [re.sub(r"\s*\(.*?\)", "", h.lower()) for h in grid.header]
-        names = [re.sub(r"[\s_#]*\d+$", "", h) for h in heads]
+        names = [re.sub(r"[\s_#=:]*\d[\d.]*[kmg]?$", "", h) for h in heads]
         for c, of in enumerate(map(_ACROSS.fullmatch, names)):
             first = next((i for i in range(c) if len({*names[i:c]}) == 1 and names[i] != heads[i]), c)
             if not of or c - first < 3:
@@ -119,7 +122,8 @@ def _added(figures: list[Quantity]) -> Iterator[Finding]:
     named = [(q, q.label.replace("_", " ")) for q in figures if q.kind in ("time", "bytes", "money", "energy")]
     totals = [q for q, label in named if _TOTAL.search(re.sub(r"\(.*?\)", "", label))]
     parts = [q for q, label in named if totals and q.kind == totals[0].kind and q is not totals[0]]
-    other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact and q.value.mid for q, _ in named)
+    parts = [q for q in parts if q.value.mid or not q.exact]
+    other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact for q, _ in named)
     if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
         return
     yield from _made_of(totals[0], parts, True, False)
@@ -171,6 +175,18 @@ def may_come_to(values: list[Interval], total: bool) -> list[Interval]:
     return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
 
 
+def weighted(body: list[Row], held: list[Quantity]) -> Iterator[Interval]:
+    """Means of a column's figures, arithmetic and harmonic, with the rows' counts or shares as weights."""
+    shares = [{f"share {q.column}": q.value.mid for q in r.of("percent")} for r in body]
+    each = [r.bare | share for r, share in zip(body, shares, strict=True)]
+    for name in each[0] if len(held) == len(body) else ():
+        weights = [e.get(name, 0.0) for e in each]
+        if all(weights):
+            of = [(x.plain, w / sum(weights)) for x, w in zip(held, weights, strict=True)]
+            yield sum((x * w for x, w in of), Interval(0.0, 0.0, 0.0))
+            yield Interval(1.0, 1.0, 1.0) / sum((Interval(w, w, w) / x for x, w in of), Interval(0.0, 0.0, 0.0))
+
+
 def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     label = row.label if grid.drawn else row.text
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
@@ -182,6 +198,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
             continue
         means = may_come_to(values, total)
         usual = means[-2 if "geo" in label.lower() else 0]
+        means += [] if total else weighted(body, [v for b in body if (v := b.figure(q.column, q.kind))])
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
         # No mean lies outside of its rows.
@@ -195,6 +212,19 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         ask = "" if good else ": which rows does it count?"
         message = f"{span_of} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}{ask}"
         yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
+
+
+def achieved(report: Report) -> Iterator[Finding]:
+    """ "Theoretical Occupancy % 25.00" and "Achieved Occupancy % 43.87": more than what there is in theory."""
+    theory: dict[str, tuple[int, str]] = {}
+    for number, line in enumerate(report.lines, 1):
+        if m := _THEORY.search(line):
+            known = theory.get(m["of"].lower(), (0, "inf"))
+            if m["theory"]:
+                theory[m["of"].lower()] = number, m["value"]
+            elif number - known[0] < 12 and float(m["value"]) > 1.01 * float(known[1]):
+                message = f"{m['value']} is achieved of {known[1]} in theory"
+                yield Finding(INCONSISTENT, "order", number, m["value"], message, (known[0],))
 
 
 def orders(report: Report) -> Iterator[Finding]:
@@ -303,6 +333,9 @@ def _pair(row: Row, a: Quantity, b: Quantity) -> Iterator[Finding]:
         return
     one, whole, noun = (a, b, said[0]) if said[0] else (b, a, said[1])
     between = row.text[a.end : b.start]
+    what = [re.match(r"(?: in all| in total)? (?:of|for) (?:the )?([a-z]+)", row.text[q.end :]) for q in (a, b)]
+    if all(what) and len({m[1] for m in what if m}) == 2:
+        return  # of other things
     them = _COUNTED.search(between) if whole is b else None  # "90 epochs 9.2 hours", "the eight of them draw 6.4 kW"
     direct = them is not None and _name(them["noun"] or them["one"]) in (noun, "")
     if not direct and not _TOGETHER.search(between + row.text[b.end : b.end + 20]):

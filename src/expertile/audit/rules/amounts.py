@@ -1,0 +1,139 @@
+"""Amounts that the sizes of the whole report make: FLOPs, tokens of a step, weights, the cache of a token; hours, money
+and energy of a run. It asks only."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from math import prod
+
+from expertile.audit.facts import BITS, facts
+from expertile.audit.finding import QUESTION, Finding, finding, si
+from expertile.audit.interval import Interval, exact
+from expertile.audit.quantity import Quantity
+from expertile.audit.report import Report, Row
+from expertile.audit.rules.hardware import own_words
+from expertile.audit.rules.solve import WALL
+from expertile.audit.rules.terms import parameters, terms
+from expertile.audit.rules.work import Term
+
+_STEP = re.compile(
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
+)
+_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_SPENT = re.compile(
+    r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
+)
+_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
+
+
+def counted(report: Report) -> Iterator[Finding]:
+    """FLOPs, and tokens of a step, that the stated sizes do not make: it asks."""
+    of = report.everything.of
+    sizes = [of(n)[0] for n in ("batch", "seq", "accum", "gpus") if len(of(n)) == 1]
+    made = [prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)]
+    # A global batch of micro-batches.
+    batches, others = sorted(of("batch")), [n for name in ("accum", "gpus") for n in of(name)]
+    ways = [prod(some) for k in range(1, 3) for some in itertools.combinations(others, k)]
+    if len(batches) == 2 and len(others) == 2 and not any(batches[0] * w == batches[1] for w in ways):
+        row = next((r for r in report.rows if batches[1] in r.facts.of("batch")), None)
+        whole = row and re.search(r"(?i)global|effective|total", row.text)
+        if row and whole and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text):
+            text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
+            message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
+            yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)
+    yield from _batched(report)
+    for row in report.all_rows:
+        for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):
+            for t, slack, rule in _amounts(row, q):
+                if t and not any(q.value.meets(t.value * f, slack) for f in t.also):
+                    take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
+                    message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
+                    yield finding(QUESTION, rule, message, q, lines=t.lines)
+        stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
+        for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
+            if q.exact and q.value.mid > 1 and not any(q.value.meets(m, 0.03) for m in made):
+                text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
+                yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
+
+
+def _batched(report: Report) -> Iterator[Finding]:
+    """The report's only samples/s over its only steps/s: the stated batch, accumulated, on so many GPUs."""
+    rates = [q for r in report.all_rows if r.kind != "record" for q in r.of("items_per_s") if q.exact and q.value.mid]
+    samples, steps = ([q for q in rates if q.noun == noun] for noun in ("sample", "step"))
+    batch, accum = report.everything.of("batch"), report.everything.of("accum")
+    one = len(samples) == len(steps) == len(batch) == 1 and len(accum) < 2
+    if not one or abs(samples[0].line - steps[0].line) > 2:
+        return
+    each = samples[0].plain / steps[0].plain
+    ways = [
+        n * g for n in (batch[0], batch[0] * (*accum, 1.0)[0]) for g in (1, *report.everything.of("gpus"), 2, 4, 8, 16)
+    ]
+    if not any(each.meets(n, 0.02) for n in ways):
+        message = f"{samples[0].text} ÷ {steps[0].text} is {each.mid:.4g} a step, not {batch[0]:.0f}: of which batch?"
+        yield finding(QUESTION, "throughput", message, samples[0], steps[0])
+
+
+def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
+    """What FLOPs and bytes of weights may be, and by which share they may be off."""
+    if q.kind == "flop" and row.only("flop"):
+        work = (t for t in terms(row) if t.kind == "flop" and not t.figure)
+        yield from ((t, 0.05, "work") for t in work if t.near and t.named)
+    if q.kind != "flop" and (cache := _cache(row, q)):
+        yield cache, 0.03, "memory"
+    words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
+    if q.kind == "bytes" and re.search(r"(?i)\bweights|param", row.text) and not _NO_WEIGHTS.search(words):
+        own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
+        formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
+        n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
+        least = (n or 0.0) * BITS[formats[0]] / 8 if n else 0.0
+        if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
+            text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
+            yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
+
+
+def _cache(row: Row, q: Quantity) -> Term | None:
+    """Keys and values of one token: 2 · layers · KV heads · head dimension, in the format named or any of two bytes."""
+    report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
+    each = q.kind == "B/token" or re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
+    if row.kind == "table" or not each or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
+        return None
+    sizes = []
+    for name in ("layers", "kv_heads", "head_dim"):
+        found = {v for f in (report.everything, *report.facts) for v in f.of(name)}
+        if len(found) != 1:
+            return None
+        sizes.append(found.pop())
+    formats = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
+    nbytes = max(formats) if len(formats) == 1 else 0.0
+    if not nbytes or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
+        return None
+    text = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
+    gpus = report.everything.of("gpus")
+    return Term(
+        "bytes", exact(2 * prod(sizes) * nbytes), text, (), also=(1.0, 0.5, 1024 / 1000, *(1 / n for n in gpus))
+    )
+
+
+def spent(report: Report) -> Iterator[Finding]:
+    """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
+    held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
+    gpus = report.everything.of("gpus")
+    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and WALL.search(t.label)]
+    hours = [t * n for t in lasted for n in gpus if n > 1]
+    made = {
+        "gpu*s": hours,
+        "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours]
+        + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
+        "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
+    }
+    for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):
+        parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
+        some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
+        near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
+        said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
+        if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
+            unit = {"energy": (3.6e6, "kWh"), "gpu*s": (3600.0, "GPU-hours")}.get(q.kind, (1.0, "USD"))
+            message = f"the times, prices and powers stated make {near.mid / unit[0]:.5g} {unit[1]}"
+            yield finding(QUESTION, "cost", f"{message}, not {q.text}: of which run is it?", q)
