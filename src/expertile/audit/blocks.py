@@ -198,7 +198,7 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         rule = _RULE if bars else _LATEX_RULE if latex else re.compile("(?!)")
         below = ((line.number, _split(mark, line.text)) for line in lines[i + 1 :] if not rule.match(line.text))
         rows = list(itertools.takewhile(lambda row: len(row[1]) == len(header), below))  # noqa: B023
-        if rows and (bars or all(any(is_numeric(c) for c in cells) for _, cells in rows)):
+        if rows and (bars or all(any(is_numeric(clean(c)) for c in cells) for _, cells in rows)):
             return table_of(header, rows, lines[i].number), rows[-1][0] - lines[i].number + 1
     return None
 

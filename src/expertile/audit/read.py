@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -230,16 +229,15 @@ def _csv(lines: list[Line]) -> list[Block]:
     notes = [cells[0].startswith("#") and usual != [] and len(cells) != usual[0][0] for _, cells in rows]
     rows = [row for row, note in zip(rows, notes, strict=True) if not note]
     # The head is the widest of the first lines; what stands above it is text.
-    head = max(range(min(6, len(rows))), key=lambda r: (sum(bool(c.strip()) for c in rows[r][1]), -r), default=0)
+    head = max(range(min(9, len(rows))), key=lambda r: (sum(bool(c.strip()) for c in rows[r][1]), -r), default=0)
     if len(rows) < head + 2 or len(rows[head][1]) < 2:
         return split_code(lines)
     names = rows[head][1]
     # The head may stand again, with another name in it, above other rows.
-    alike = (sum(a == b != "" for a, b in zip(cells, names, strict=False)) for _, cells in rows)
-    again = [i for i, n in enumerate(alike) if 2 * n > len(names)]
-    ends = [*again, len(rows)]
-    tables = [table_of(rows[a][1], rows[a + 1 : b], rows[a][0]) for a, b in pairwise(ends) if b > a + 1]
-    table = tables[0]
-    above = [line for line in lines if line.number < table.line]
-    below = [line for line, note in zip(lines, notes, strict=True) if note and line.number > table.line]
+    alike = [sum(a == b != "" for a, b in zip(cells, names, strict=False)) for _, cells in rows]
+    again = [i for i, n in enumerate(alike) if i > head and 2 * n > alike[head]]
+    parts = itertools.pairwise([head, *again, len(rows)])
+    tables = [table_of(rows[a][1], rows[a + 1 : b], rows[a][0]) for a, b in parts]
+    above = [line for line in lines if line.number < rows[head][0]]
+    below = [line for line, note in zip(lines, notes, strict=True) if note and line.number > rows[head][0]]
     return [Block("code", above), *(Block("code", table=t) for t in tables), *([Block("code", below)] if below else [])]

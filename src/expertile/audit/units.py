@@ -93,13 +93,14 @@ _FORMS: tuple[tuple[str, str], ...] = (
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(
-    r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h)"
+    r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h| and (?:per )?h)"
 )
 _PER = re.compile(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|request|sequence|frame)|-per-|"
     rf"(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|"
     rf"1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op|sweep|"
-    rf"pass|run|generation))|(?P<gpu>(?i:gpu)[ -]?)?(?P<s>{_TIME}|s\^?-1)|(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
+    rf"pass|run|generation))|(?P<gpu>(?i:gpu)(?: and (?:per )?|[ -]?))?(?P<s>{_TIME}|s\^?-1)|"
+    rf"(?P<B>(?i:bytes?|B))|(?P<flop>(?i:flops?))|"
     rf"(?P<param>(?i:param(?:eter)?|weight|element)s?)|(?P<J>(?:J|[Jj]oules?|kWh))|(?P<W>(?:W|[Ww]atts?))|"
     rf"(?P<cycle>(?i:cycles?))|(?P<other>(?i:clk|clock|sm|block|thread|head|warp|core|node)))\b"
 )

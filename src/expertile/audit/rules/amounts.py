@@ -97,7 +97,10 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     """Keys and values of one token: 2 · layers · KV heads · head dimension, in the format named or any of two bytes."""
     report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
     each = q.kind == "B/token" or re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
-    if row.kind == "table" or not each or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
+    tokens = (
+        row.only("tokens") if q.kind == "bytes" and not re.search(r"\b(?:pool|left|free|budget)\b", row.text) else None
+    )
+    if row.kind == "table" or not (each or tokens) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
         return None
     sizes = []
     for name in ("layers", "kv_heads", "head_dim"):
@@ -109,11 +112,12 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     nbytes = max(formats) if len(formats) == 1 else 0.0
     if not nbytes or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
         return None
-    text = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
-    gpus = report.everything.of("gpus")
-    return Term(
-        "bytes", exact(2 * prod(sizes) * nbytes), text, (), also=(1.0, 0.5, 1024 / 1000, *(1 / n for n in gpus))
-    )
+    each_of = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
+    count = tokens.value.mid if tokens and not each else 1.0
+    text = f"{tokens.text} of {each_of}" if tokens and not each else each_of
+    also = (1.0, 0.5, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
+    also += tuple(row.report.everything.of("batch")) * (count > 1)
+    return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
 
 
 def spent(report: Report) -> Iterator[Finding]:

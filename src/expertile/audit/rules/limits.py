@@ -30,8 +30,8 @@ _CACHED = re.compile(
 )
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = (
-    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )flush|rotat|cycl|"
-    r"(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
+    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )(?<!--)flush|"
+    r"rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
 )
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")

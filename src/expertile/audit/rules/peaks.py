@@ -91,8 +91,9 @@ def _parts(text: str) -> set[str]:
 
 def _ways(text: str) -> int:
     """1 or 2 directions, as the last of its words for them says; else 0."""
-    said = ((m.start(), ways) for ways, form in ((1, ONE_WAY), (2, BOTH_WAYS)) for m in form.finditer(text))
-    return max(said, default=(0, 0))[1]
+    said = [(m.start(), ways, m[0]) for ways, form in ((1, ONE_WAY), (2, BOTH_WAYS)) for m in form.finditer(text)]
+    said = [x for x in said if x[2].lower() != "pinned"] or said
+    return max(said, default=(0, 0, ""))[1]
 
 
 def _part_of(row: Row, q: Quantity, own: str) -> str:
@@ -304,7 +305,10 @@ def _mfu(row: Row) -> Iterator[Finding]:
     Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6; whoever only reads tokens spends 2·N."""
     report, mfu = row.report, re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
     said = [p for p in row.of("percent") if mfu.search(p.words) and p.exact and p.value.mid]
-    said = said or [p for p in row.of("percent") if row.kind == "line" and mfu.search(row.text) and row.only("percent")]
+    above = (r.text for r in reversed(row.above_lines) if not re.match(r"\s*[-*•]", r.text))
+    first = next(above, "") if row.kind == "line" and re.match(r"\s*[-*•]", row.text) else ""  # of a list
+    told = row.kind == "line" and mfu.search(f"{row.text} {first}")
+    said = said or [p for p in row.of("percent") if told and row.only("percent")]
     rates = row.of("tokens_per_s")
     if len(said) != 1:
         return
@@ -323,7 +327,7 @@ def _mfu(row: Row) -> Iterator[Finding]:
     formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
-    most = 6.5 if re.search(r"\b6 ?[·*×]? ?N\b", row.text) else most  # without attention
+    most = 6.5 if re.search(r"\b6 ?[·*×]? ?(?:N\b|param)", f"{row.text} {first}") else most  # without attention
     peaks = [(x, 5.1) for d in row.devices for f in formats if (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
     stated = [x.value.mid for x in row.of("rate") if on_sheet(row, x)]  # the peak meant

@@ -271,6 +271,11 @@ def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bo
     unknown = max(factors) == 1 and not SINGLE.search(f"{row.words} {row.lead}")
     few = unknown or (combo[0].value * combo[1].value).lo < 1.05 * max(factors)
     lost = (combo[0].value * combo[1].value).hi < 0.1  # no prompt costs so much
+    once = combo[0].value.mid * combo[1].value.mid / combo[2].value.mid  # sequences, less what the prompts took
+    near = any(0.8 < once / n < 1.03 for n in factors if n > 1)
+    known = (c := row.size("concurrency")) and c.near
+    if any(map(is_tpot, of)) and (near or (once > 2 and not known and len(row.quantities) > 5)):
+        return True
     return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few and not lost
 
 
