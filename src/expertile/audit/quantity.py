@@ -100,7 +100,7 @@ _STATISTIC = re.compile(
 )
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|sm|block|warp|node|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
 )
 _PER_STEP = re.compile(
     r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
@@ -205,6 +205,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
+        if own and by_key and re.match(r"\s*:\s*[\d.]", text[own[1] :]):
+            own = None  # "iter time (s): 5.32 samples/sec: 24.05"
         by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and re.search(r"(?i)speed-?[ _]?up", name) else None)
         if priced and not (by_key and by_key.kind.startswith("$/")):  # "€2.40 per GPU-hour", "€9,523"
             unit, length = match_unit("USD" + text[m.end() : m.end() + 40]) or (NO_UNIT, 3)
@@ -272,7 +274,12 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             value, label, at = _value(m["b"], of), "to", m.start("b")
         last = found[-1] if found else None  # "14 min 20 s"
         units = [re.sub(r"[\d., ]", "", x) for x in (last.text if last else "", text[at:end])]
-        if last and of.kind == last.kind == "time" and text[last.end : at].isspace() and units[0] != units[1]:
+        if (
+            last
+            and of.kind == last.kind == "time"
+            and re.fullmatch(r"\s+(?:and )?", text[last.end : at])
+            and units[0] != units[1]
+        ):
             value, at, label = value + exact(last.value.mid), found.pop().start, last.label
         shown = text[at:end].strip()
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)

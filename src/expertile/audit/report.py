@@ -22,7 +22,7 @@ _COUNTED = re.compile(
 )
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
+    r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
     r"all(?!-))\b"
 )
 
@@ -259,7 +259,9 @@ class Report:
             self.rows.append(Row("record", rows[0].line, "\n".join(text for _, text in pairs), found, index))
             return
         # "fft" and "total" in turn are no summaries.
-        for row in rows if sum(row.summary for row in rows) >= max(3, 0.4 * len(rows)) else ():
+        first = next((i for i, row in enumerate(rows) if row.summary), 0)
+        in_turn = sum(row.summary for row in rows) >= 3 and sum(not row.summary for row in rows[first:]) >= 3
+        for row in rows if in_turn and 2.5 * sum(row.summary for row in rows) >= len(rows) else ():
             row.summary = False
         for some, names in ((rows, header), *(_rows(index, other) for other in (turned(table),) if other)):
             wide = any(q.column >= len(names) for row in some for q in row.quantities)
@@ -317,6 +319,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
         if 0 < len(row.quantities) < 7:
             behind = re.sub(r"[\d.,]+|\s+", lambda m: "0" if m[0].strip() else " ", row.text[row.quantities[0].start :])
             behind = re.sub(r"[-+−]?0( ?)[nµm]?(?=s\b)|[-+−]0", r"0\1", behind)  # whatever the prefix and the sign
+            behind = re.sub(r"0 ?[kKMGT](?=[A-Za-z]+/s)", "0 ", behind)
             for whole in ("", re.sub(r"[\d.,]+", "0", row.text)):
                 alike.setdefault(row.block, {}).setdefault((behind.strip(), whole), []).append(row)
     for block, groups in alike.items():

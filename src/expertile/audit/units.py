@@ -93,7 +93,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
 _PER_DEVICE = re.compile(
-    r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b(?![ -]?h| and (?:per )?h)"
+    r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b"
+    r"(?![ -]?h| and (?:per )?h)"
 )
 _PER = re.compile(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|request|sequence|frame)|-per-|"

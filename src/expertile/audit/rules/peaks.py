@@ -20,7 +20,7 @@ PEAK = re.compile(r"peak(?!s? at|ed)|theoret|roofline|max(?:imum)?\b|spec(?!ial|
 # A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
 NAMED = re.compile(
     r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
-    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm|infiniband|ethernet)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
+    r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm|infiniband|ethernet|[hnex]dr)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
 )
 # What a bandwidth is of.
 _PARTS = {

@@ -12,7 +12,7 @@ from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules import headlines
-from expertile.audit.rules.hardware import SHARE, on_sheet, peaks_of
+from expertile.audit.rules.hardware import SHARE, gpu_counts, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
 from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near
@@ -24,7 +24,7 @@ _BEST = re.compile(
 )
 _WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
-_EARLIER = re.compile(r"(?i)\b(?:before (?:this|that|the)|used to|was at|previously)\b")
+_EARLIER = re.compile(r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:before (?:this|that|the)|used to|was at|previously)\b")
 _CALLS = re.compile(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
@@ -70,7 +70,9 @@ def retold(report: Report) -> Iterator[Finding]:
                     its = [g for g in near if row.block in report.sections[g.block]]  # of a heading
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in its or near], bool(its))
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
-                    yield from _other_figure(row, q, cells, [r for _, rows in named for r in rows if len(named) == 1])
+                    heading = any(row.block in report.sections[g.block] for g in near)
+                    its = [r for _, rows in named for r in rows if len(named) == 1]
+                    yield from _other_figure(row, q, cells, its, heading)
 
 
 def twins(report: Report) -> Iterator[Finding]:
@@ -141,7 +143,7 @@ def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
             yield finding(QUESTION, "retold", message, q, lines=(rows[0].line, more[0].line))
 
 
-def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]) -> Iterator[Finding]:
+def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row], heading: bool) -> Iterator[Finding]:
     """A figure that the named row has otherwise, or that is more than any row's."""
     held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
     sums = [x for a, b in itertools.combinations(map(mid, held), 2) for x in (abs(a - b), a + b)]
@@ -151,6 +153,7 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     same = any(c.value.meets(q.value, 0.015) for c in cells) or any(close.value.meets(x.value) for x in row.of(q.kind))
     same |= any(q.value.meets(x, 0.03) for x in sums)
     most = max(cells, key=lambda c: c.value.hi, default=q)
+    top = most.value.hi * (max(gpu_counts(row)) if most.per_device and not q.per_device else 1.0)
     same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
     slip = next((c for c in held for k in (1e3, 1e-3) if (c.value * k).meets(q.value) and q.value.width < 0.02), None)
     if slip and not same:
@@ -159,9 +162,9 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     elif not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)
-    elif q.kind not in RATES or len(cells) < 3 or not _BEST.search(words_near(row, q, 48, 24)):
+    elif q.kind not in RATES or len(cells) < 3 or not (heading or _BEST.search(words_near(row, q, 48, 24))):
         return
-    elif 1.04 * most.value.hi < q.value.lo < 3 * most.value.hi and not MEAN.search(row.text):
+    elif 1.04 * top < q.value.lo < 3 * top and not MEAN.search(row.text):
         message = f"{q.text} is more than {most.text}, the most of any row: which run is it?"
         yield finding(QUESTION, "headline", message, q, most)
 

@@ -16,7 +16,7 @@ from expertile.audit.units import RATES, TYPED
 _PART = re.compile(
     r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
 )
-_NO_QUOTIENT = re.compile(r"(?i)\bhit|occupancy|active|stall|utili[sz]")  # counters of a profiler
+_NO_QUOTIENT = re.compile(r"(?i)\bhit|\boccup|active|stall|utili[sz]")  # counters of a profiler
 _COUNTED, _TIMED = ("tokens", "items", "params"), ("time", "s_per_item")
 # What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
 _WAYS: dict[str, Callable[[Interval], Interval]] = {
@@ -153,14 +153,14 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
-    whole = whole if "percent" not in {target.kind, some[0].kind} else 0
+    whole = whole if "percent" not in {target.kind, some[0].kind} and whole < 64 else 0
     other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
     if len(some) == 2 and any(len({f.cells[r].mid for r in made if r not in odd}) < 2 for f in some):
         return  # in which of the ways?
     # Another shape alone may be another work.
     used = {f.name.lower() for f in some}
     works = _works(grid.body, used)
-    other |= (timed or target.kind in RATES) and works.count(works[odd[0]]) == 1
+    other |= any(f.kind in (*RATES, *_TIMED) for f in (target, *some)) and works.count(works[odd[0]]) == 1
     least = 0.03 if exactly else 0.15
     if abs(off - 1) > least and abs(max(off, 1 / off) / (whole or 9) - 1) > (0.005 if exactly else 0.02) and not other:
         found.add(odd[0])
@@ -267,7 +267,8 @@ def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Find
 def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:
     t, x = best.cells[r], best.all_forms(r)[0].mid
     if best.quotient:
-        return finding(INCONSISTENT, "ratio", wrong(t.text, x, q, best.name), q, lines=t.lines)
+        bare = t.kind == "number" and re.fullmatch(r"[\d,]+ / [\d,]+", t.text)  # of sizes that nobody measured
+        return finding(QUESTION if bare else INCONSISTENT, "ratio", wrong(t.text, x, q, best.name), q, lines=t.lines)
     should = f"{100 * x:.3g} %" if q.kind == "percent" else si(x, UNIT_OF.get(q.kind, ""))
     message = f"{t.text} is {should}, not {q.text}"
     verdict = QUESTION if ask else INCONSISTENT
