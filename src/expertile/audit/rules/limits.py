@@ -209,9 +209,11 @@ def _moved(row: Row) -> Iterator[Demand]:
         total, what = sum((q.value for q in moved[1:]), moved[0].value), " + ".join(q.text for q in moved)
         text, ask = f"{what} in the {t.text} of line {t.line}", "is this the same run?"
         its = [d.memory_bps for r in lines if t in r.quantities for d in r.facts.of("devices") if d.memory_bps]
-        most, found = max(its, default=0.0), total / t.value  # of the GPU that its sentence names
+        most = max(its, default=0.0)  # of the GPU that its sentence names
         count = count if not its or any(r.facts.of("gpus") for r in lines if t in r.quantities) else 1.0
-        yield Demand(moved[0], "bandwidth", found, text, "traffic", ask, count=count, most=most, lines=(t.line,))
+        yield Demand(
+            moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, most=most, lines=(t.line,)
+        )
 
 
 def _swept(row: Row) -> Iterator[Demand]:

@@ -55,6 +55,7 @@ def retold(report: Report) -> Iterator[Finding]:
         above = [g for g in tables if min(abs(r.line - row.line) for r in g.rows) < 40]
         long = [g for g in above if len(g.body) > 2]
         near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
+        below = [g for g in near if row.block in report.sections[g.block]]  # of a heading
         yield from _called(row, above)
         yield from headlines.said(row, long)
         yield from _of_peak(row, above)
@@ -67,12 +68,10 @@ def retold(report: Report) -> Iterator[Finding]:
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
                 if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
-                    its = [g for g in near if row.block in report.sections[g.block]]  # of a heading
-                    yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in its or near], bool(its))
+                    yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in below or near], bool(below))
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
-                    heading = any(row.block in report.sections[g.block] for g in near)
-                    its = [r for _, rows in named for r in rows if len(named) == 1]
-                    yield from _other_figure(row, q, cells, its, heading)
+                    rows = [r for _, rows in named for r in rows if len(named) == 1]
+                    yield from _other_figure(row, q, cells, rows, bool(below))
 
 
 def twins(report: Report) -> Iterator[Finding]:
