@@ -184,7 +184,8 @@ def items_of(block: Block) -> Iterator[Block]:
     """Each item of a list by itself; one that runs over several lines is prose."""
     starts = [i for i, line in enumerate(block.lines) if i == 0 or not line.goes_on]
     for a, b in itertools.pairwise([*starts, len(block.lines)]):
-        yield replace(block, kind="prose" if b - a > 1 else block.kind, lines=block.lines[a:b])
+        lines = [replace(line, goes_on=False) for line in block.lines[a:b]]
+        yield replace(block, kind="prose" if b - a > 1 else block.kind, lines=lines)
 
 
 def sentences(lines: list[Line]) -> Iterator[tuple[str, Callable[[int], int]]]:

@@ -88,7 +88,8 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (
         "ratio",
         rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|"
-        r"times (?=faster|slower|higher|lower|more|less|fewer|the |as (?:fast|much|many|high|slow))|-?fold\b",
+        r"times (?=faster|slower|higher|lower|more|less|fewer|the |as (?:fast|much|many|high|slow))|"
+        r"-?fold\b(?!,? ?(?:cross|valid|cv|avg|mean|split|train))",
     ),
 )
 _COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)

@@ -24,7 +24,7 @@ _CHANGED = re.compile(
     r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
 _NOT_BITS = re.compile(
-    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optimi[sz]er|batch|communicat|gpus?\b|network|"
+    r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optim\b|optimi[sz]er|batch|communicat|gpus?\b|network|"
     r"\badam|\bgqa\b|(?<!\d )heads|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
 )
 _OBJECT = re.compile(
@@ -91,8 +91,7 @@ def compression(report: Report) -> Iterator[Finding]:
     for grid in report.grids:
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
-                named = [(f"{row.label} {' '.join(q.text for q in row.of('params'))}", row) for row in grid.body]
-                yield from _column([(label, size) for label, row in named if (size := row.figure(c))], wide)
+                yield from _column([(row, size) for row in grid.rows if (size := row.figure(c))], wide)
 
 
 def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[Finding]:
@@ -124,11 +123,22 @@ def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool) -> Iterato
         yield finding(INCONSISTENT if sure else QUESTION, "compression", message, q, base)
 
 
-def _column(held: list[tuple[str, Quantity]], wide: list[int]) -> Iterator[Finding]:
+def _column(held: list[tuple[Row, Quantity]], wide: list[int]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only; of a row that names none, it asks."""
-    named = [(b, _WORD.findall(_FORMAT.sub(" ", label.lower())), q) for label, q in held if len(b := _bits(label)) < 2]
+    named: list[tuple[list[int], list[str], Quantity]] = []
+    of_all: list[str] = []
+    for row, q in held:
+        bits = [int(row.bare["bits"])] if "bits" in row.bare else _bits(row.label)
+        label = f"{row.label} {' '.join(x.text for x in row.of('params'))}".lower()
+        name = _WORD.findall(_FORMAT.sub(" ", label))
+        of_all = name or of_all * label.strip().startswith("- ")  # "- int8" is of the row above
+        named += [(bits, name or of_all, q)] * (len(bits) < 2 and not row.summary)
     for (to, name, q), (of, other, base) in itertools.permutations(named, 2):
-        if [len(to), len(of or wide)] == [1, 1] and to[0] <= min(8, (of or wide)[0]) and not (of and name != other):
+        if (
+            [len(to), len(of or wide)] == [1, 1]
+            and to[0] <= min(8, (of or wide)[0])
+            and (name == other or not (of or name))
+        ):
             yield from _beyond(base, q, [to[0], (of or wide)[0]], bool(of))
 
 

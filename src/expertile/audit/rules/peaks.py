@@ -62,7 +62,7 @@ _OF = re.compile(
 # What no more than 100 % can be of.
 _OF_ALL = re.compile(
     r"(?i)\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|\bmfu\b|model flops? utili[sz]ation|"
-    r"(?<!cpu )(?<!core )utili[sz]ation|\baccuracy\b|\bduty\b"
+    r"(?<!cpu )(?<!core )utili[sz]ation"
 )
 _PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
@@ -177,6 +177,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
     most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
+    if limit.q and q.value.meets(2 * most, 0.01) and re.search(r"(?i)duplex|direction|one.way|each way", row.text):
+        return  # both ways, and one
     several = max((1.0, *row.report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
     slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03
@@ -283,7 +285,8 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     if row.kind == "line" and not of and row.clause(q) != row.clause(p):
         return
     formats = formats_of(q, row) or row.stated("formats")
-    known = [x for d in row.devices for x in (peaks_of(d, formats) if kind == "rate" else (d.memory_bps,)) if x]
+    formats_of_all = () if "mfu" in p.words else formats  # of BF16 though products are in FP8
+    known = [x for d in row.devices for x in (peaks_of(d, formats_of_all) if kind == "rate" else (d.memory_bps,)) if x]
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     part, slack = rate / p.value, 0.03 if here else 0.06

@@ -158,6 +158,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     """a × b = c, of every a, b and c in the row."""
     law, held = law_of(*(some[0].kind for some in given)), tuple([*some] for some in given)
     figures = [t.figure for some in held for t in some if t.figure]
+    kinds = {some[0].kind for some in held}
+    if lent and kinds == {"items_per_s", "s_per_item", "ratio"} and any(f.noun == "step" for f in figures):
+        return  # it/s of one bar, s/it of another
     text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind == "line" else ""
     if any(f.noun == "request" and f.kind == "items" for f in figures):
         text = re.sub(r"(?i)requests?", "", text)  # they are what is counted

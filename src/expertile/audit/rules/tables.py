@@ -86,6 +86,9 @@ def proportions(report: Report) -> Iterator[Finding]:
                 timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
                 ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
                 chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
+                kinds = {f.kind for f in (target, *some)}
+                chosen |= kinds == {"ratio"} or (n == 1 and kinds == {"time"})  # of different things
+                chosen |= bool(re.search(r"(?i)\bp\d\d\b", target.name)) or not all(f.name.strip() for f in some)
                 if ways and not chosen and len({f.column for f in some}) == n:
                     yield from _odd_row(grid, target, some, timed, found)
 
@@ -150,6 +153,8 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
         q = Quantity("number", exact(x), f"{x:.0f}", target.name, row.line)
     known = timed and -1 - target.column in found
     if q is None or known or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
+        return
+    if not off:
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline

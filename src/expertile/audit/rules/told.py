@@ -118,7 +118,8 @@ def _scaling(row: Row) -> Iterator[Finding]:
     times = float(said[1]) if said else ends[1] / ends[0] if len(ends) == 2 else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
     scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
-    for kind in ("ratio", *TYPED) if times and len(shares) == 1 else ():
+    scaling = any(re.search(r"(?i)scal|gpu|nodes?\b|ranks|devices|cards|parallel|workers", r.text) for r in near)
+    for kind in ("ratio", *TYPED) if times and len(shares) == 1 and scaling else ():
         held = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if mid(q) and q.exact]
         held = [q for q in held if q in row.quantities] if len(held) > 2 else held
         held = [q for q in held if not (said and q.start == said.start(1))]
@@ -151,6 +152,9 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
 def _compared(row: Row) -> list[Quantity]:
     """The figures of a sentence, and two numbers without a unit that it compares: "61 instead of 34 users"."""
     m, held = _BARE.search(row.text), [x for x in row.of(*_COMPARED) if not on_sheet(row, x)]
+    # "8K" and "320K tokens" are contexts.
+    speed = _SPEED.search(row.text)
+    held = [x for x in held if not (x.kind == "params" and x.value.mid < 1e6) and not (speed and x.kind == "tokens")]
     if m and not any(q.start <= m.start(1) < q.end for q in row.quantities):
         pair = ((m[g], m.start(g), m.end(g)) for g in (1, 2))
         held += [Quantity("number", printed(text), text, "", row.line, start=a, end=b) for text, a, b in pair]
@@ -190,6 +194,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         several = [of for k in dict.fromkeys(x.kind for x in own) if 1 < len(of := [x for x in own if x.kind == k]) < 5]
+        several = [of for of in several if any(not a.value.meets(of[0].value, 0.01) for a in of)]  # in two units
         last = 24 if len(said) > 1 else 400
         change = change_of(row, q, sure, min(last, len(re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]) or 1))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"

@@ -95,8 +95,7 @@ def across(report: Report) -> Iterator[Finding]:
                 q, held = row.figure(c), [x.value.mid for i in range(first, c) if (x := row.figure(i))]
                 if q and len(held) == c - first:
                     made = [statistics.fmean(held), statistics.median(held)] if of["mean"] else [max(held), min(held)]
-                    made += [m * (1 + s) for m in made for s in (0.005, -0.005)]
-                    fits = any(q.plain.meets(m) for m in made)
+                    fits = any(q.plain.meets(m, 0.006) for m in made)
                     good += fits
                     odd += [] if fits else [(q, made[0], not min(held) <= q.value.mid <= max(held))]
             for q, m, outside in odd if len(odd) == 1 and good else ():
@@ -151,7 +150,7 @@ def _listed(row: Row) -> Iterator[Finding]:
             words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
         mean = mean or _ON_AVERAGE.match(row.text, q.end)
-        if not (total or mean) or (q.kind == "percent" and total):
+        if not (total or mean) or (q.kind in ("percent", "ratio") and total) or re.search("→|->", row.text):
             continue
         lines = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
         lines = lines if row.report.blocks[row.block].kind == "prose" else []
