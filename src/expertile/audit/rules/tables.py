@@ -233,6 +233,9 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     slack = slack if quotient else 0.15 if best.free else max(slack, 0.04 if score > 2 or slack < ODD else 0.1)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
+    # Below another baseline rows are of that.
+    if len(odd) > 1 and any(all(r in m.cells and m.fits(r, targets[r], 0.0) for r in odd) for m in made):
+        odd = []
     ask = best.free or len(odd) > 1  # of one error, one row
     for r in odd:
         # Another baseline of the same table may be meant in this row.
