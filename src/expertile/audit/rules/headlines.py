@@ -84,7 +84,7 @@ def _superlative(row: Row, grids: list[Grid]) -> Iterator[Finding]:
 
 
 def _words_of(text: str) -> list[str]:
-    """The last words of a text, one, two and three of them."""
+    """The last words of a text, one to five of them."""
     words = _WORDS.findall(text.lower())
     return [" ".join(words[-n:]) for n in range(1, 6)]
 

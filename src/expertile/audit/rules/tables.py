@@ -101,7 +101,8 @@ def slips(report: Report) -> Iterator[Finding]:
             middle = sorted(q.value.mid for q in cells)[len(cells) // 2] if cells else 1.0
             odd = [q for q in cells if not 0.9 < q.value.mid / middle < 1.1]
             off = max(odd[0].value.mid / middle, middle / odd[0].value.mid) if len(odd) == 1 and len(cells) > 4 else 0.0
-            if any(abs(off / step - 1) < 0.1 for step in (8.0, 1e3, 1024.0, 1e6)):
+            steps = (*((8.0,) if odd and odd[0].kind in ("bandwidth", "bytes") else ()), 1e3, 1024.0, 1e6)
+            if any(abs(off / step - 1) < 0.1 for step in steps):
                 like = next(q for q in cells if q.value.mid == middle)
                 message = f"{off:.4g} times off {like.text} of line {like.line} and all other rows: in which unit?"
                 yield finding(QUESTION, "unit", message, odd[0], like)
