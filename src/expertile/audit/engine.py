@@ -26,6 +26,7 @@ RULES = (
     *(
         solve.rows,
         amounts.counted,
+        amounts.lasting,
         amounts.spent,
         solve.of_one,
         told.ratios,

@@ -366,7 +366,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
             elif argument := _ARGUMENT.search(cell):
                 row.bare[f"{name.strip().lower()} /"] = float(argument[1] or argument[2])
             if size and plain and unit.kind in ("number", "other"):
-                row.own[size] = float(plain[1].replace(",", "")) * (1024 if plain[2] else 1)
+                row.own.setdefault(size, float(plain[1].replace(",", "")) * (1024 if plain[2] else 1))  # GPUs, then TP
                 continue
             where = table.lines[at][column] if table.lines else number
             found = quantities(cell.strip(), where, unit)

@@ -94,7 +94,8 @@ def twins(report: Report) -> Iterator[Finding]:
             for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
                 name = " ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", a.label).lower()))
                 same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
-                if len(name) > 3 and f" {name} " in said and not same:
+                base = re.search(rf"\b(?:against|over|than|vs|to) (?:the )?{re.escape(name)} ", said)
+                if len(name) > 3 and f" {name} " in said and not (same or base):
                     yield not_made(q, [a, b], False)
 
 
@@ -195,7 +196,8 @@ def _of_tables(
     for k in typed if q.exact else ():
         told = [x for r in near for x in r.of(k) if mid(x) and not on_sheet(r, x)]
         cells = [c for _, rows in held for r in rows for c in r.of(k) if mid(c)]
-        if any(may_be(q, a.value / b.value, "", 0.01) for a in told for b in (*told, *cells) if a is not b):
+        change = change_of(row, q, True, 40)
+        if any(may_be(q, a.value / b.value, change, 0.01) for a in told for b in (*told, *cells) if a is not b):
             return
     bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
