@@ -1,5 +1,6 @@
 """permutation on the CPU: against its definition slot by slot, dropped slots, edges, the operator, errors."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,3 +74,8 @@ def test_operator():
     for tokens in (5, 8):
         ids = draw(tokens, 2, 6, 0.2)
         assert_right(compiled(ids), ids, 6)
+
+
+def test_a_number_of_experts_may_be_numpys() -> None:
+    ids = torch.tensor([[0, 2], [1, 2]])
+    assert torch.equal(permutation(ids, np.int64(3)).offs, permutation(ids, 3).offs)

@@ -9,7 +9,7 @@ import torch
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.weight_only import WEIGHTS, AnyQuantizedWeight, WeightBeside16Bits
 from expertile.moe.permute import check_ids
-from expertile.ops.checks import check_flags
+from expertile.ops.checks import came, check_flags
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.launch.device import FORMULA_DTYPES
 
@@ -144,8 +144,3 @@ def check_like(x: torch.Tensor, **arguments: tuple[object, tuple[int, ...]]) -> 
 def autocasts(x: torch.Tensor) -> bool:
     """Whether torch.autocast is on for x's device."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-
-
-def came(x: object) -> str:
-    """What came as an argument, for an error."""
-    return f"{list(x.shape)} {x.dtype} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__

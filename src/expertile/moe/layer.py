@@ -18,12 +18,12 @@ from torch import nn
 
 from expertile.formats.fp8 import QuantizedBuffers
 from expertile.formats.weight_only import quantize
-from expertile.moe.expert_weights import Experts, autocasts, came
+from expertile.moe.expert_weights import Experts, autocasts
 from expertile.moe.experts import experts_mlp, moe_mlp
 from expertile.moe.logits import invariant_logits_in, router_logits_and_x
 from expertile.moe.lora import Adapter, Lora
 from expertile.moe.router import RouterConfig, Routing, require_independent, route
-from expertile.ops.checks import check_flags, check_integer, check_number
+from expertile.ops.checks import came, check_flags, check_integer, check_number
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.launch.device import FORMULA_DTYPES
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from expertile.moe.expert_weights import came
 from expertile.moe.permute import check_ids
 from expertile.moe.statistics import tokens_per_expert
+from expertile.ops.checks import came
 
 
 def load_balancing_loss(scores: torch.Tensor, topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:

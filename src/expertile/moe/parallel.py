@@ -72,11 +72,9 @@ class ParallelConfig:
 
     def check(self, world: int) -> None:
         """ValueError naming the first field that cannot be for `world` ranks."""
-        least = {"num_experts": 1, "top_k": 1, "hidden_size": 1, "chunks": 1, "max_tokens": 1, "capacity": 1}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None or name not in ("max_tokens", "capacity"):
-                check_integer(name, value, low)
+        optional = [name for name in ("max_tokens", "capacity") if getattr(self, name) is not None]
+        for name in ("num_experts", "top_k", "hidden_size", "chunks", *optional):
+            check_integer(name, getattr(self, name), 1)
         if self.num_experts < world:
             raise ValueError(
                 f"num_experts: expected at least {world}, as many as there are ranks, got {self.num_experts}"

@@ -26,6 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
+from expertile.ops.checks import check_integer
 from expertile.ops.launch.device import on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
@@ -227,8 +228,7 @@ def check_ids(topk_ids: object, num_experts: int, values: bool = False) -> None:
         raise ValueError(
             f"topk_ids: expected shape [T, k], int32 or int64, got {list(topk_ids.shape)} {topk_ids.dtype}"
         )
-    if not isinstance(num_experts, (int, torch.SymInt)) or num_experts < 1:
-        raise ValueError(f"num_experts: expected an integer of at least 1, got {num_experts!r}")
+    check_integer("num_experts", num_experts, 1)
     if values and topk_ids.numel():
         low, high = (int(x) for x in torch.aminmax(topk_ids))
         if low < -1 or high > num_experts:

@@ -34,9 +34,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from expertile.moe.expert_weights import came
 from expertile.moe.permute import MOST_EXPERTS, check_ids, permutation
-from expertile.ops.checks import check_integer, check_number
+from expertile.ops.checks import came, check_integer, check_number
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import define, traced

@@ -32,9 +32,8 @@ import torch
 
 from expertile.moe._select import MOST_EXPERTS, Plan, select
 from expertile.moe._select import select_backward as select_backward
-from expertile.moe.expert_weights import came
 from expertile.moe.rounding import MODES, round_groups
-from expertile.ops.checks import check_flags, check_integer, check_number
+from expertile.ops.checks import came, check_flags, check_integer, check_number
 from expertile.ops.launch.device import FORMULA_DTYPES
 
 

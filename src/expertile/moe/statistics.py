@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from expertile.moe.expert_weights import came
 from expertile.moe.permute import permutation
+from expertile.ops.checks import came
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,13 @@ def require_tensors(optional: Mapping[str, object], **required: object) -> None:
             raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
+def came(x: object) -> str:
+    """What came as an argument, for an error: shape, dtype and device of a tensor, or the name of a class."""
+    return f"{list(x.shape)} {x.dtype} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+
+
 def check_integer(name: str, x: Any, least: int) -> None:
-    if not isinstance(x, Integral) or x < least:
+    if not isinstance(x, (int, torch.SymInt, Integral)) or x < least:
         raise ValueError(f"{name}: expected an integer of at least {least}, got {x!r}")
 
 
