@@ -334,9 +334,9 @@ def turned(table: Table) -> Table | None:
 
 def with_units(blocks: list[Block], text: str) -> list[Block]:
     """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
-    found = [(u, m) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    found = [((u, n), m) for (u, n), m in found if u.kind in ("time", "bytes", *RATES)]
-    told = [(u, text[m.end() :][:n], text.count("\n", 0, m.end())) for (u, n), m in found]
+    found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
+    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "bytes", *RATES)]
+    told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
     reach = 40 if text.count("\n") > 80 else 80
     units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
     return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]

@@ -94,7 +94,8 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
 
 
 def _cache(row: Row, q: Quantity) -> Term | None:
-    """Keys and values of one token: 2 · layers · KV heads · head dimension, in the format named or any of two bytes."""
+    """Keys and values of one token: 2 · layers · KV heads · head dimension, in the one format named,
+    else of two bytes each."""
     report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
     each = q.kind == "B/token" or re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
     tokens = (
@@ -108,15 +109,15 @@ def _cache(row: Row, q: Quantity) -> Term | None:
         if len(found) != 1:
             return None
         sizes.append(found.pop())
-    formats = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
-    nbytes = max(formats) if len(formats) == 1 else 0.0
-    if not nbytes or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
+    widths = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
+    if len(widths) > 1 or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
         return None
+    (nbytes,) = widths
     each_of = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
     count = tokens.value.mid if tokens and not each else 1.0
     text = f"{tokens.text} of {each_of}" if tokens and not each else each_of
     also = (1.0, 0.5, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
-    also += tuple(row.report.everything.of("batch")) * (count > 1)
+    also += tuple(report.everything.of("batch")) * (count > 1)
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
 
 

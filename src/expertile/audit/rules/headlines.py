@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from expertile.audit.finding import QUESTION, Finding, finding
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.told import APART, may_be, mid, not_made
+from expertile.audit.rules.told import APART, may_be, mid, not_made, words_of
 from expertile.audit.units import RATES, TIMES, TYPED
 
-_WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 _ALL = re.compile(
     r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
     r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
@@ -65,12 +64,12 @@ def _superlative(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     m = _SUPERLATIVE.search(row.text)
     if not m or row.of(*TYPED, "ratio") or re.search(r"(?i)\b(?:second|of these|at the|per|except|almost)\b", row.text):
         return
-    words = [*_WORDS.findall(m["what"].lower())]
+    words = [*words_of(m["what"])]
     kinds = [k for form, some in _MEASURE for k in some if re.search(form, m["what"].lower())]
     for g in grids:
-        columns = [c for c, h in enumerate(g.header) if {*_WORDS.findall(h.lower())} & {w for w in words if len(w) > 3}]
+        columns = [c for c, h in enumerate(g.header) if {*words_of(h)} & {w for w in words if len(w) > 3}]
         columns = [c for c in columns if any(r.figure(c) for r in g.body)] or g.columns(*kinds)
-        named = [r for r in g.body if " ".join(_WORDS.findall(r.label.lower())) in _words_of(m["name"])]
+        named = [r for r in g.body if " ".join(words_of(r.label)) in _last_words(m["name"])]
         if len(columns) != 1 or len(named) != 1 or not (q := named[0].figure(columns[0])):
             continue
         low = m["most"].lower() in ("lowest", "smallest", "least", "shortest")
@@ -83,9 +82,9 @@ def _superlative(row: Row, grids: list[Grid]) -> Iterator[Finding]:
             yield finding(QUESTION, "headline", message, q, other, lines=(row.line,))
 
 
-def _words_of(text: str) -> list[str]:
+def _last_words(text: str) -> list[str]:
     """The last words of a text, one to five of them."""
-    words = _WORDS.findall(text.lower())
+    words = words_of(text)
     return [" ".join(words[-n:]) for n in range(1, 6)]
 
 
@@ -94,13 +93,13 @@ def _within(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     m = _BY_NO_MORE.search(row.text)
     if m is None:
         return
-    words, most = {*_WORDS.findall(row.text.lower())}, float(m[1])
+    words, most = {*words_of(row.text)}, float(m[1])
     for g in grids:
         for c, name in enumerate(g.header):
             cells = [(r, q) for r in g.body if (q := r.figure(c))]
-            if len(cells) < 3 or not {n for n in _WORDS.findall(name.lower()) if len(n) > 3} & words:
+            if len(cells) < 3 or not {n for n in words_of(name) if len(n) > 3} & words:
                 continue
-            firsts = [{*_WORDS.findall(r.text.partition(": ")[2].partition(";")[0].lower())} for r, _ in cells]
+            firsts = [{*words_of(r.text.partition(": ")[2].partition(";")[0])} for r, _ in cells]
             named = [q for (_, q), first in zip(cells, firsts, strict=True) if first <= words]
             # Of all that may be the base, the one from which they are least apart.
             bases = named or [q for _, q in cells]

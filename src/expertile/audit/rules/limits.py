@@ -209,9 +209,9 @@ def _moved(row: Row) -> Iterator[Demand]:
         moved = moved if both else moved[:1]
         total, what = sum((q.value for q in moved[1:]), moved[0].value), " + ".join(q.text for q in moved)
         text, ask = f"{what} in the {t.text} of line {t.line}", "is this the same run?"
-        its = [d.memory_bps for r in lines if t in r.quantities for d in r.facts.of("devices") if d.memory_bps]
-        most = max(its, default=0.0)  # of the GPU that its sentence names
-        count = count if not its or any(r.facts.of("gpus") for r in lines if t in r.quantities) else 1.0
+        its = [r.facts for r in lines if t in r.quantities]
+        most = max((d.memory_bps or 0.0 for f in its for d in f.of("devices")), default=0.0)  # that its sentence names
+        count = count if not most or any(f.of("gpus") for f in its) else 1.0
         yield Demand(
             moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, most=most, lines=(t.line,)
         )

@@ -15,14 +15,13 @@ from expertile.audit.rules import headlines
 from expertile.audit.rules.hardware import SHARE, gpu_counts, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
-from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near
+from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near, words_of
 from expertile.audit.rules.totals import MEAN, may_come_to, weighted
 from expertile.audit.units import RATES, TIMES, TYPED
 
 _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
-_WORDS = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:before (?:this|that|the)|used to|was at|previously)\b")
 _CALLS = re.compile(
@@ -90,9 +89,9 @@ def twins(report: Report) -> Iterator[Finding]:
                     yield finding(QUESTION, "retold", message, y, x, lines=(a.line, b.line))
         for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
             past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
-            said = f" {' '.join(_WORDS.findall(row.text[past : q.start].lower()))} "
+            said = f" {' '.join(words_of(row.text[past : q.start]))} "
             for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
-                name = " ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", a.label).lower()))
+                name = " ".join(words_of(re.sub(r"\(.*?\)", "", a.label)))
                 same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
                 base = re.search(rf"\b(?:against|over|than|vs|to) (?:the )?{re.escape(name)} ", said)
                 if len(name) > 3 and f" {name} " in said and not (same or base):
@@ -185,7 +184,7 @@ def _of_tables(
         return
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
-    text = f" {' '.join(_WORDS.findall(row.clause(q).lower()))} "
+    text = f" {' '.join(words_of(row.clause(q)))} "
     made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed, text, heading)]
     # Of one problem there may be a table for each format.
     for (_, some), (_, others) in itertools.combinations(held if held[0][1] is not held[0][0].rows else (), 2):
@@ -219,10 +218,10 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     """The rows that a sentence names by a cell of theirs, or else by a figure."""
     clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
     clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
-    text, found = f" {' '.join(_WORDS.findall(clause.lower()))} ", []
+    text, found = f" {' '.join(words_of(clause))} ", []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
-        names = [" ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
+        names = [" ".join(words_of(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
         found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
     # "ours" within "ours fp8" names no row.
     sizes, longer = facts(clause).sizes.items(), {n for of in found for n in found if of != n and f" {of} " in f" {n} "}
@@ -247,7 +246,7 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: b
     """The quotients of two figures of a row, and, where the text names no column and rows do not stand `alone`, of a
     row's and another's in its column."""
     found = [mid(c) for r in rows for c in r.of("ratio") if mid(c)]
-    names = [" ".join(_WORDS.findall(re.sub(r"\(.*?\)", "", h).lower())) for h in grid.header[1:]]
+    names = [" ".join(words_of(re.sub(r"\(.*?\)", "", h))) for h in grid.header[1:]]
     named = any(len(n) > 2 and f" {n} " in text for n in names)
     for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if mid(c)]
@@ -293,8 +292,8 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
     if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out
-        heads = [{*_WORDS.findall(re.sub(r"\(.*?\)", "", g.header[of[0].column]).lower())} for g, of in columns]
-        text = {*_WORDS.findall(row.text.lower())}
+        heads = [{*words_of(re.sub(r"\(.*?\)", "", g.header[of[0].column]))} for g, of in columns]
+        text = {*words_of(row.text)}
         columns = [c for c, head in zip(columns, heads, strict=True) if head <= text and _whole(c[0])]
     if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
         return

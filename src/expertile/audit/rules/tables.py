@@ -153,9 +153,7 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     if q is None and (x := row.bare.get(target.name.lower())):  # of a log's line
         q = Quantity("number", exact(x), f"{x:.0f}", target.name, row.line)
     known = timed and -1 - target.column in found
-    if q is None or known or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
-        return
-    if not off:
+    if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline

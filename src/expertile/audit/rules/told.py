@@ -44,6 +44,7 @@ APART = re.compile(
     r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
 _OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
+_WORD = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 _PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
 _MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
@@ -68,6 +69,11 @@ def _at_least(q: Quantity) -> Quantity:
     if q.exact or q.kind != "ratio" or not re.search(r"(?i)(?:more than|at least|over|exceeding)\W*$", q.label):
         return q
     return replace(q, value=Interval(0.97 * q.value.lo, q.value.mid, math.inf), exact=True)
+
+
+def words_of(text: str) -> list[str]:
+    """ "Ours (FP8), v1.2" -> ["ours", "fp8", "v1.2"]."""
+    return _WORD.findall(text.lower())
 
 
 def words_near(row: Row, q: Quantity, before: int, behind: int) -> str:

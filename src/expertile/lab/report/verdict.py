@@ -17,7 +17,7 @@ _BUSY = 1.25  # runnable threads for each core; a race of this process alone has
 _LEADERS = 2  # backends that the first sentence names, so that it is read at a glance
 _REASON = 200  # characters of it that a sentence quotes
 _NAMED = 3  # workloads or reasons spelled out in one sentence before "and n more"
-_FATE_ORDER = {"wrong": 0, "failed": 1, "refused": 2, "unsupported": 3}
+_FATES_IN_ORDER = ("wrong", "failed", "refused", "unsupported")
 _FATES = {"failed": "without a result (failed)", "refused": "refused a time"}
 
 
@@ -78,7 +78,7 @@ def failures(run: Run) -> list[tuple[str, str, str, tuple[str, ...]]]:
     untimed = by((row for row in run.rows if not row.timed), lambda row: (row.status, row.backend, row.reason))
     return sorted(
         ((*key, tuple(dict.fromkeys(labels[row.work] for row in rows))) for key, rows in untimed.items()),
-        key=lambda item: (_FATE_ORDER.get(item[0], len(_FATE_ORDER)), item[1], item[2]),
+        key=lambda item: (_fate(item[0]), item[1], item[2]),
     )
 
 
@@ -95,8 +95,11 @@ def _scope(run: Run) -> str:
 def _without(run: Run) -> str:
     """How many records have none of both, by their status."""
     counts = Counter(row.status for row in run.rows if not row.timed)
-    known = sorted(counts, key=lambda status: _FATE_ORDER.get(status, len(_FATE_ORDER)))
-    return "; " + listed([f"{counts[status]} {status}" for status in known]) if known else ""
+    return "; " + listed([f"{counts[status]} {status}" for status in sorted(counts, key=_fate)]) if counts else ""
+
+
+def _fate(status: str) -> int:
+    return _FATES_IN_ORDER.index(status) if status in _FATES_IN_ORDER else len(_FATES_IN_ORDER)
 
 
 def _lead(policy: str, contests: Sequence[Contest]) -> str:

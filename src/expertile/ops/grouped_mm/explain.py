@@ -103,7 +103,7 @@ def explain_problem(
         refusal = str(e)
     block_m, block_n = 128, 128
     if choice is not None:
-        block_m, block_n = (getattr(choice.config, f"block_{x}", size) for x, size in (("m", block_m), ("n", block_n)))
+        block_m, block_n = getattr(choice.config, "block_m", 128), getattr(choice.config, "block_n", 128)
     sizes = group_sizes_or_even(problem)
     if problem.layout is Layout.RAGGED_K:
         sizes = (problem.m,) * problem.groups
