@@ -193,7 +193,7 @@ class Row:
         """Lower-case words of the row, of its headings, and of the lines and tables' heads that lead to it."""
         blocks = [self.report.blocks[b] for b in self.above if self.is_near(b)]
         parts = [self.text, self.headings, *(" ".join(b.table.header) if b.table else b.text for b in blocks)]
-        return clean("\n".join(parts)).lower()
+        return "\n".join(map(clean, parts)).lower()
 
 
 @dataclass(eq=False)
