@@ -12,10 +12,15 @@ from triton.runtime.jit import JITFunction
 
 import expertile as xt
 from expertile.device import Device
-from expertile.ops.grouped_mm.backends import BACKENDS, by_name
+from expertile.formats.fp8 import Fp8Blocks
+from expertile.ops.gathered_mm.api import gathered_mm
+from expertile.ops.gathered_mm.backends import cuda_gather, gluon_gather
+from expertile.ops.grouped_mm.backends import BACKENDS, by_name, gluon_hopper
 from expertile.ops.grouped_mm.choose import choose
 from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.reference import reference
+from expertile.ops.launch import counter
+from expertile.ops.scaled_grouped_mm.backends import cuda_fp8
 from expertile.ragged import offs_from_sizes
 
 OWN = [b.name for b in BACKENDS if not b.reads_offs_on_host and not b.peer]
@@ -97,6 +102,49 @@ def test_other_numbers_of_rows_and_groups_launch_past_triton(backend, monkeypatc
             raise AssertionError("Triton compiles or launches")
 
         monkeypatch.setattr(JITFunction, "run", triton_launch)
+
+
+def dynamic_products():
+    """By name, products whose tiles are drawn from a counter."""
+    rows = torch.arange(1000, device="cuda", dtype=torch.int32).flip(0)
+    x, w = torch.randn(1000, 512, device="cuda").bfloat16(), torch.randn(4, 4096, 512, device="cuda").bfloat16()
+    offs, wt = offs_from_sizes([300, 0, 600, 99], "cuda"), w.transpose(1, 2)
+    a, b = Fp8Blocks.quantize(x), Fp8Blocks.quantize(w, (128, 128))
+    scaled = (a.values, b.values.transpose(1, 2), a.scales, b.scales)
+    hopper = gluon_hopper.Config(num_stages=4, store_parts=2, dynamic=True)
+    gluon = gluon_gather.Config(dynamic=True)
+    cuda = cuda_gather.Config(dynamic=True)
+    return {
+        "gluon_hopper": lambda: xt.grouped_mm(x, wt, offs=offs, backend="gluon_hopper", config=hopper),
+        "gluon_gather": lambda: gathered_mm(x, wt, rows, offs, backend="gluon_gather", config=gluon),
+        "cuda_gather": lambda: gathered_mm(x, wt, rows, offs, backend="cuda_gather", config=cuda),
+        "cuda_fp8": lambda: xt.scaled_grouped_mm(*scaled, offs=offs, backend="cuda_fp8", config=cuda_fp8.Config()),
+    }
+
+
+@pytest.mark.parametrize("name", ["gluon_hopper", "gluon_gather", "cuda_gather", "cuda_fp8"])
+def test_counters_of_tiles(name):
+    """Calls of a stream share one, graphs and other streams have theirs; all are left at zero."""
+    if Device.current().capability != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    call = dynamic_products()[name]
+    want = call()[:999].clone()
+    torch.cuda.synchronize()
+    graphs, results = [torch.cuda.CUDAGraph() for _ in range(2)], []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            results += [call() for _ in range(3)]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    for i in range(40):
+        with torch.cuda.stream(streams[i % 4]):
+            results.append(call())
+            if i % 4 < 2:
+                graphs[i % 4].replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x[:999], want) for x in results)
+    counters, _ = counter._counters[torch.cuda.current_device()]
+    assert not counters.any()
+    assert counter.tile_counter(True, want).data_ptr() == counter.tile_counter(True, want).data_ptr()
 
 
 def resident_bytes():

@@ -12,9 +12,10 @@ import torch
 
 def require_tensors(optional: Mapping[str, object], **required: object) -> None:
     """Arguments must be tensors; those of `optional` may be None."""
-    for name, x in (required | dict(optional)).items():
-        if not isinstance(x, torch.Tensor) and (x is not None or name in required):
-            raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    for given in (required, optional):
+        for name, x in given.items():
+            if not isinstance(x, torch.Tensor) and (x is not None or given is required):
+                raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
 def came(x: object) -> str:

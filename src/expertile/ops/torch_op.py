@@ -95,8 +95,11 @@ def without_gradient(name: str, forward: Callable[..., Any]) -> Callable[..., An
     eager = differentiable_eagerly(forward, lambda ctx, inputs, output: None, _refusal(name))
 
     def run(*arguments: Any) -> Any:
-        tracked = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
-        return eager(*arguments) if tracked else forward(*arguments)
+        if torch.is_grad_enabled():
+            for x in arguments:
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    return eager(*arguments)
+        return forward(*arguments)
 
     return run
 

@@ -23,7 +23,7 @@ def produce(p, FILL: gl.constexpr):
     while t < plan.total:
         # An empty group has one step, of zeros from outside its descriptors.
         FILL(p, p.a_desc, p.b_desc, place, 0, i, phase)
-        after = next_tile(p, number, t)
+        after = next_tile(p, plan.total, number, t)
         if p.GROUPS_POW2 <= 128:
             # Looked up while the ring is full, not when the tile after this one is due.
             next_place = place_of(p, plan, after)

@@ -5,7 +5,8 @@ differ in speed and drift apart over many tiles. Rows of a and columns of b that
 L2 when the later tile needs them. The fastest program idles at the end.
 
 DYNAMIC: program p begins with tile p and then fetches tile numbers from a counter in memory, so that all programs stay
-within a tile of each other. The producer fetches the number and passes it to its consumers through a ring of SLOTS in
+within a tile of each other. Each tile is followed by one fetch, so the fetch of the last number sets the counter to
+zero again. The producer fetches the number and passes it to its consumers through a ring of SLOTS in
 shared memory. No barrier tells that a slot has been read, because SLOTS >= STAGES + 2 is enough. The producer fetches a
 tile when it has filled the first stage of the tile before; all but the last STAGES have then been multiplied. A
 consumer reads a tile's number, and the other consumer's number before, before it multiplies the tile.
@@ -13,8 +14,8 @@ consumer reads a tile's number, and the other consumer's number before, before i
 Dynamic, less is read from memory, but programs that run side by side no longer have neighbouring tiles: L2 answers more
 requests, and small tiles lose more by that than they gain (figures: docs/notes/ladder.md).
 
-`p` is the kernel's context, with DYNAMIC, tile_counter (pointer to an int32 that is zero when the kernel begins), queue
-and queued (the slots, and a barrier for each).
+`p` is the kernel's context, with DYNAMIC, tile_counter (pointer to an int32 that is zero when the kernel begins, and
+when it ends), queue and queued (the slots, and a barrier for each).
 """
 
 from triton.experimental import gluon
@@ -52,10 +53,12 @@ def publish(p, number, t):
 
 
 @gluon.jit
-def next_tile(p, number, t):
-    """Producer: the tile after t, which is this program's tile number `number`; published."""
+def next_tile(p, total, number, t):
+    """Producer: the tile after t, which is this program's tile number `number` of `total` in all; published."""
     if p.DYNAMIC:
-        after = gl.num_programs(0) + gl.atomic_add(p.tile_counter, 1, sem="relaxed")
+        fetched = gl.atomic_add(p.tile_counter, 1, sem="relaxed")
+        gl.store(p.tile_counter, 0, mask=fetched == total - 1)
+        after = gl.num_programs(0) + fetched
         publish(p, number + 1, after)
         return after
     else:

@@ -31,10 +31,13 @@ def program_count(device: torch.device, tiles_at_most: int, blocks_per_sm: int =
     return max(1, min(resident, tiles_at_most))
 
 
+_NOTHING = nullcontext()
+
+
 def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current GPU: make it `device` if it isn't."""
     if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
-        return nullcontext()
+        return _NOTHING
     return torch.cuda.device(device)
 
 

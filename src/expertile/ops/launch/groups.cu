@@ -62,3 +62,9 @@ __device__ __forceinline__ Place in_bands(int tile, int tiles, int across, int b
   const int n = quotient(inner, here);
   return {band * height + inner - n * here, n};
 }
+
+// A dynamic schedule draws a number from `counter` for each of `units` units, by one lane; the last number drawn sets it
+// to zero again, for the next kernel.
+__device__ __forceinline__ void drawn(int* counter, int number, int units) {
+  if (number == units - 1) *counter = 0;
+}

@@ -255,10 +255,3 @@ def alike(number: int | float, specialize: bool = True) -> int | float:
     if not specialize:
         return wide
     return 1 if number == 1 else wide + (16 if number % 16 == 0 else 2)
-
-
-def tile_counter(dynamic: bool, like: torch.Tensor) -> torch.Tensor:
-    """The counter of a launch's dynamic tile scheduler; `like` itself where there is none.
-
-    Each launch has a fresh counter, so that launches on other streams and replays of CUDA graphs have their own."""
-    return torch.zeros(1, dtype=torch.int32, device=like.device) if dynamic else like

@@ -182,6 +182,24 @@ def current_stream(device: int) -> int:
     return int(driver.active.get_current_stream(device))
 
 
+class _Memory:
+    """int32 zeros on the current GPU, which are never given back."""
+
+    def __init__(self, count: int) -> None:
+        torch.cuda.mem_get_info()  # makes a context for a thread that has none
+        address = ctypes.c_uint64()
+        _check(_driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * count)), "cuMemAlloc")
+        _check(_driver().cuMemsetD32_v2(address, 0, ctypes.c_size_t(count)), "cuMemsetD32")
+        _check(_driver().cuCtxSynchronize(), "cuCtxSynchronize")
+        shape = {"shape": (count,), "typestr": "<i4", "data": (address.value, False), "version": 3}
+        self.__cuda_array_interface__ = shape
+
+
+def zeros(count: int) -> torch.Tensor:
+    """So many int32 zeros on the current GPU, outside of torch's allocator. Waits for the GPU."""
+    return torch.as_tensor(_Memory(count), device=torch.device("cuda", torch.cuda.current_device()))
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel loaded on one GPU, which `kernel` makes."""

@@ -72,15 +72,14 @@ def scaled_grouped_mm(
     Raises:
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
-    four_bits = isinstance(b, AnyQuantizedWeight)
-    if four_bits and scale_b is not None:
-        raise ValueError(f"scale_b: expected None with an {type(b).__name__}, which has its own, got a value")
-    required = {"a": a, "scale_a": scale_a} if four_bits else {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b}
-    require_tensors({"offs": offs, "bias": bias}, **required)
     if isinstance(b, AnyQuantizedWeight):
+        if scale_b is not None:
+            raise ValueError(f"scale_b: expected None with an {type(b).__name__}, which has its own, got a value")
+        require_tensors({"offs": offs, "bias": bias}, a=a, scale_a=scale_a)
         return fp8_weight_only_mm(
             a, b, scale_a, offs=offs, bias=bias, out_dtype=out_dtype, backend=backend, config=config, check=check
         )
+    require_tensors({"offs": offs, "bias": bias}, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     assert scale_b is not None
     if traced(a):
         no_options(config=config, check=check)

@@ -24,7 +24,7 @@ writes such operands, zeros behind each group, together with their `offs`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -204,8 +204,7 @@ def _check_finite(problem: ScaledProblem, scale_a: torch.Tensor, scale_b: torch.
             raise ValueError(f"{name}: expected finite scales, got {bad} that are NaN or infinite")
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """The tensors of one call, as validated by `ScaledProblem.of`."""
 
     a: torch.Tensor

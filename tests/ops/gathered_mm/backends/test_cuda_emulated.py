@@ -56,7 +56,10 @@ def test_right(module, case, cuda_folder, monkeypatch):
 @pytest.mark.parametrize("case", [c for c in LONGER if c.product is not WGRAD], ids=str)
 def test_right_with_tiles_from_a_counter(case, cuda_folder, monkeypatch):
     on_host(monkeypatch, cuda_folder, seed=len(case.name))
+    counter = torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(cuda_gather, "tile_counter", lambda dynamic, like: counter)
     run_case(cuda_gather.BACKEND, case, cuda_gather.Config(dynamic=True), "cpu")
+    assert counter == 0
 
 
 def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):

@@ -62,6 +62,8 @@ def _emulate(
     launch, _, tensors, pointers = gluon_gather.prepared(problem, operands, config, outputs, sums)
     kernel = launch.kernel if kernel is None else kernel
     gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
+    if config.dynamic and programs == 1:  # of several, emulated, all but one stop early
+        assert pointers[-1] == 0
     if sums is not None:
         used = sum(case.sizes)
         assert operands.slots is not None and outputs[2] is not None
@@ -74,6 +76,11 @@ def _emulate(
 def test_right_in_any_order(case: Case, config: Config) -> None:
     seed = SMALL.index(config)
     _emulate(case, config, programs=2 + seed % 2, seed=seed)
+
+
+@pytest.mark.parametrize("case", MANY_TILES, ids=str)
+def test_a_counter_is_left_at_zero(case: Case) -> None:
+    _emulate(case, next(c for c in SMALL if c.dynamic), programs=1, seed=0)
 
 
 @pytest.mark.parametrize("case", [c for c in MANY_TILES if c.product is BACKWARD], ids=str)

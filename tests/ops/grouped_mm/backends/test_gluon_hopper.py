@@ -63,6 +63,8 @@ def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon
     launch, _, *given = _gluon_launch.prepared(problem, operands, config, out)
     args, options = launch.arguments(*given), dict(launch.options)
     gluon_emulator.run(kernel, programs, args, options, seed)
+    if config.dynamic and programs == 1:  # of several, emulated, all but one stop early
+        assert given[1][-1] == 0
     a, b, offs, bias = dataclasses.astuple(operands)
     cases.check(case, out, cases.expected(case, a, b, offs, bias))
 
@@ -72,6 +74,11 @@ def _emulate(case: Case, config: Config, programs: int, seed: int, kernel=_gluon
 def test_right_in_any_order(case: Case, name: str) -> None:
     for seed in range(1 if "dynamic" in name else 3):
         _emulate(case, SMALL[name], programs=2 + seed % 2, seed=seed)
+
+
+@pytest.mark.parametrize("case", MANY_TILES, ids=str)
+def test_a_counter_is_left_at_zero(case: Case) -> None:
+    _emulate(case, SMALL["split, dynamic"], programs=1, seed=0)
 
 
 @pytest.mark.parametrize("name", ["split", "cooperative, 64 rows", "pingpong, buffers in turn"])

@@ -109,7 +109,7 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
 #pragma unroll
     for (int i = 0; i < PASSES; i++) asm volatile("" : "+l"(from[i]));
     int next = t + gridDim.x;
-    if (in.counter && warp == 0 && lane == 0) next = gridDim.x + atomicAdd(in.counter, 1);
+    if (in.counter && warp == 0 && lane == 0) next = atomicAdd(in.counter, 1);
     Tile after;
     copy_bias(s, in, tile, number);
     for (int step = 0; step < steps; step++) {
@@ -118,7 +118,8 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
       ring.advance();
       if (step == ASK || (step == steps - 1 && step < ASK)) {
         if (warp == 0) {
-          t = __shfl_sync(0xffffffffu, next, 0);
+          if (in.counter && lane == 0) drawn(in.counter, next, groups.tile_ends[groups.G - 1]);
+          t = __shfl_sync(0xffffffffu, next, 0) + (in.counter ? gridDim.x : 0);
           s.queue.send(number + 1, groups.locate(t));
         }
         after = s.queue.receive(number + 1);

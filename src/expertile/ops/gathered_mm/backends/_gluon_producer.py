@@ -94,7 +94,7 @@ def produce_gathered(p):
     while t < plan.total:
         source = p.a + gl.expand_dims(token.to(gl.int64) * p.A_PITCH * _VECTOR, 1) + gl.expand_dims(column, 0)
         _fill_gathered(p, source, token, place, 0, k_len, column, i, phase)
-        after = next_tile(p, number, t)
+        after = next_tile(p, plan.total, number, t)
         if p.GROUPS_POW2 <= 128:
             next_place = place_of(p, plan, after)
             next_token = _tokens(p, next_place, by_row)

@@ -27,8 +27,8 @@ from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.launch import nvrtc
+from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import starts_early
-from expertile.ops.launch.launch import tile_counter
 from expertile.ragged import power_of_two
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
@@ -131,8 +131,7 @@ def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD, and one for the
-    counter of a dynamic tile scheduler."""
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD."""
     p, o = problem, operands
     assert o.rows is not None
     bias, pre, sums = o.bias, o.pre, None

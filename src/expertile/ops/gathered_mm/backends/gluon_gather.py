@@ -31,8 +31,9 @@ from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
 from expertile.ops.hopper.context import shape_of
 from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 from expertile.ops.launch.blocks import Blocks, ragged
+from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import torch_device
-from expertile.ops.launch.launch import Launch, tile_counter
+from expertile.ops.launch.launch import Launch
 
 
 @dataclass(frozen=True)

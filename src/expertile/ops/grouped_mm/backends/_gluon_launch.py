@@ -11,8 +11,9 @@ from expertile.ops.grouped_mm.backends._gluon_kernel import Shape, grouped_mm_ke
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, matrix, ragged
+from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import starts_early, torch_device
-from expertile.ops.launch.launch import Launch, tile_counter
+from expertile.ops.launch.launch import Launch
 
 
 @lru_cache(maxsize=1024)

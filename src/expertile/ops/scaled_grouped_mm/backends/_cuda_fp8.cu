@@ -283,7 +283,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         }
         if (tile.width == 0) break;
         int next = t + stride;
-        if (DYNAMIC && lane == 0) next = stride + atomicAdd(counter, 1);
+        if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);
         const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
         const int c = tile.col / 128;
         const float *left = scale_b + tile.group * sb_g + c * sb_n, *right = c + 1 < scales_n ? left + sb_n : left;
@@ -295,7 +295,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
-        t = DYNAMIC ? __shfl_sync(0xffffffffu, next, 0) : next;
+        if (DYNAMIC && lane == 0) drawn(counter, next, tile_ends[G - 1]);
+        t = DYNAMIC ? stride + __shfl_sync(0xffffffffu, next, 0) : next;
       }
     } else if (warp == 4 * CONSUMERS && elected()) {
       ring.phases = ~0u;
