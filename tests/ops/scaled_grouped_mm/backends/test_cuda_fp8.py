@@ -63,7 +63,7 @@ def test_needs_nvrtc(monkeypatch):
     ("groups", "rows", "n", "k", "expected"),
     [
         (4, 8192, 4096, 7168, Config()),
-        (4, 512, 7168, 2048, Config(dynamic=False)),
+        (4, 512, 7168, 2048, Config()),
         (8, 512, 4096, 7168, "modelled at"),
         (128, 512, 2048, 1536, Config()),
         (4, 128, 7168, 7168, Config(112, 6, dynamic=False)),
