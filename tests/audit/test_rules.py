@@ -483,10 +483,93 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "3721.8",
         ),
         ("memory", "- 1.3 B parameters\n- 28 bytes per parameter\n- so {} GB in every step\n", "46.4", "36.4"),
+        (
+            "tokens/s",
+            "Benchmark duration (s): 118.42\nTotal input tokens: 512000\nTotal generated tokens: 128000\n"
+            "Request throughput (req/s): 8.44\nTotal Token throughput (tok/s): {}\n",
+            "4323.59",  # of the inputs alone
+            "5404.49",
+        ),
+        (
+            "order",
+            "50.00 percentile latency (ns)   : 6988410\n95.00 percentile latency (ns)   : 11780224\n"
+            "99.00 percentile latency (ns)   : {}\n",
+            "11420118",
+            "13420118",
+        ),
+        (
+            "memory",
+            "| | 8 GPUs | 16 GPUs | 64 GPUs |\n|-|-|-|-|\n| ZeRO-1 | 71.5 | 61.8 | 54.4 |\n"
+            "| ZeRO-2 | 48.8 | {} | 28.8 |\n| ZeRO-3 | 26.0 | 13.0 | 3.3 |\n\nGB for each GPU, 13.0 B parameters.\n",
+            "34.7",
+            "37.4",
+        ),
+        (
+            "order",
+            "| kernel | roof_TFLOPS | measured_TFLOPS |\n|-|-|-|\n| norm | 4.19 | {} |\n| decode | 26.80 | 21.90 |\n"
+            "| gemm | 989.40 | 735.00 |\n",
+            "4.61",
+            "3.61",
+        ),
+        (
+            "total",
+            "scoring: drop the fastest and the slowest run, mean of the rest\nruns:\n"
+            "  - {{seed: 11, minutes: 28.41}}\n  - {{seed: 22, minutes: 27.93}}\n  - {{seed: 33, minutes: 28.12}}\n"
+            "  - {{seed: 44, minutes: 28.66}}\n  - {{seed: 55, minutes: 28.05}}\nscore_minutes: {}\n",
+            "28.39",
+            "28.19",
+        ),
+        ("product", "usd_per_gpu_hour: 2.49\nusd_per_month: {}\nusd_per_year: 283561\n", "28356", "23630"),
+        (
+            "occupancy",
+            "GPU: A100\n| kernel | registers | threads per block | occupancy |\n|-|-|-|-|\n| a | 128 | 256 | {} |\n"
+            "| b | 32 | 256 | 100 % |\n",
+            "50 %",
+            "25 %",
+        ),
+        (
+            "traffic",
+            "GPU: RTX 4090\nkernel  total per launch  median\ncopy    2.00 GiB          2.31 ms\n"
+            "triad   3.00 GiB          {} ms\nadd     3.00 GiB          3.45 ms\n",
+            "2.84",
+            "3.46",
+        ),
+        (
+            "share of peak",
+            "gpu: A100-SXM4-80GB\nprecision: bf16\nmodel_tflops_per_gpu: 138.3\npeak_tflops_per_gpu: 312\n"
+            "mfu_percent: {}\n",
+            "48.3",
+            "44.3",
+        ),
+        (
+            "rate",
+            "| M | N | K | old (us) | new (us) | TFLOPS |\n|-|-|-|-|-|-|\n"
+            "| 4096 | 4096 | 4096 | 201.4 | 193.2 | 711.4 |\n"
+            "| 8192 | 8192 | 8192 | 1561.0 | 1497.6 | 734.2 |\n| 16384 | 8192 | 8192 | 3080.5 | 2964.1 | 741.9 |\n"
+            "| 8192 | 28672 | 4096 | 2741.8 | 2618.3 | 734.9 |\n| 4096 | 14336 | 4096 | 702.9 | 671.5 | {} |\n",
+            "736.4",  # all others agree to the last digit
+            "716.4",
+        ),
+        (
+            "rate",
+            "causal,batch,heads,seqlen,headdim,ms,tflops\n0,16,16,1024,128,0.279,492.6\n0,8,16,2048,128,0.489,562.1\n"
+            "0,4,16,4096,128,0.872,630.5\n1,16,16,1024,128,0.181,{}\n1,8,16,2048,128,0.294,467.5\n"
+            "1,4,16,4096,128,0.512,536.9\n",
+            "759.3",  # of the whole square
+            "379.7",
+        ),
     ],
 )
 def test_what_tools_print(rule, text, wrong, right):
-    name = "x.md" if text[0] in "-|" else "x.log"
+    name = (
+        "x.md"
+        if text[0] in "-|"
+        else "x.yaml"
+        if "seed:" in text or "usd" in text
+        else "x.csv"
+        if text[0] == "c"
+        else "x.log"
+    )
     assert [f.rule for f in audit_text(text.format(wrong), name).findings] == [rule]
     assert audit_text(text.format(right), name).findings == ()
 
@@ -575,6 +658,16 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "Percent of the nominal rate, one way:\n\n- PCIe (31.5 GB/s): 80% up, 83% down; NVLink (56.25 GB/s): 92%\n",
         "Five runs in ms: 7.91, 6.22, 6.20, 6.21, 6.20; the dense one.\n\n| path | ms |\n|-|-|\n| dense | 6.20 |\n"
         "| sparse | 3.90 |\n",
+        # What is worked out to be refuted; sentences that give another share than the one of the peak.
+        "A reader multiplied 93.4 GB by 141 tokens/s. A dense model would need more than the H200's 4.8 TB/s.",
+        "Going from 700 W to 500 W costs 10.8 % of the tokens.",
+        "- 6,657 tok/s per MI300X, 13.0B parameters, BF16 training\n- forward and backward alone are 50.5 %, which is "
+        "*not* the MFU",
+        # A rate of training that no single stream could have; thousands of parameters have a comma.
+        "22B model on 64 A100-80GB in BF16\n\n| schedule | tok/s, all GPUs | bubble |\n|-|-|-|\n"
+        "| 1F1B | 64,063 | 9.9 % |\n| interleaved | 66,737 | 5.2 % |\n",
+        "8 x H100 SXM | params 1,558M | bf16\nmfu = 6 * params * tok/s / (8 * 989.4e12)\n"
+        "step 3 | 360,831 tok/s | mfu 42.6%\n",
         # GPU-hours count no GPUs.
         "Trained for 5.5 days on 64 GPUs: 8,448 GPU-hours.",
     ],

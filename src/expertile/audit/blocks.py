@@ -28,7 +28,7 @@ _MEASURES = re.compile(
 )
 # "All rates in TFLOP/s", "(times in us)", "units: GB/s"
 _ALL_IN = re.compile(
-    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
+    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
     r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
     r"throughputs?)\b(?: of [\w ]{1,16})?"
     r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"

@@ -25,8 +25,8 @@ _NAMES = {
     "out_len": r"(?i:(?:--)?(?:random[_-])?(?:output|gen)[ _-]len(?:gth)?|osl|max[_-]new[_-]tokens)",
     "kv_heads": r"(?i:(?:num|n)_(?:key_value|kv)_heads|h_?kv|kv[ _]heads)",
     "prompts": r"(?i:(?:--)?num[-_](?:prompts|requests))",
-    "gpus": r"(?<!\d )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|world[ _]size|tp|"
-    r"tensor[ _-]parallel)",
+    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|"
+    r"world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "layers": r"(?i:(?:num|n|number of)[ _](?:hidden[ _])?layers|n_?layers?|layers)",
     "elements": r"(?i:(?:num|n|number of)?[ _]?(?:elements|elems|floats)|numel)",

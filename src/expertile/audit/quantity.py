@@ -47,7 +47,9 @@ _ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month)
 _CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
 # benchstat's "118.40n ± 1%"
 _SECONDS_EACH = re.compile(r"(?<=\d)([nµm]?) ± (?:\d+%|∞)")
-_PERCENTILE = re.compile(r"\b[Pp]ercentile ?\((\d\d(?:\.\d+)?) ?%?\)")
+_PERCENTILE = re.compile(  # "percentile (99)", MLPerf's "99.00 percentile latency (ns)"
+    r"\b[Pp]ercentile ?\((?P<a>\d\d(?:\.\d+)?) ?%?\)|^ *(?P<b>\d\d\.\d)\d* percentile(?= [a-z])"
+)
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _WIDE = str.maketrans(
@@ -58,7 +60,10 @@ _KEY = re.compile(
     r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
 )
 # What shows that a figure without a unit is a part of something else.
-_IN_TEXT, _IN_CELL = re.compile(r" ?[x×*·] ?[\dA-Z]|[-/:]\d|\w"), re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}")
+_IN_TEXT, _IN_CELL = (
+    re.compile(r" ?[x×*·] ?[\dA-Z]| ?[*·] ?[a-z]|[-/:]\d|\w"),
+    re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}"),
+)
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
@@ -147,7 +152,7 @@ def clean(text: str) -> str:
         text = re.sub(r" +", " ", text)
     text = _ONE_OF.sub("1.00 ", text)
     text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
-    text = _PERCENTILE.sub(r"p\1", text) if "ercentile" in text else text
+    text = _PERCENTILE.sub(lambda m: f"p{m['a'] or format(float(m['b']), 'g')}", text) if "ercentile" in text else text
     text = _SECONDS_EACH.sub(r" \1s", text) if "±" in text else text
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):

@@ -53,7 +53,8 @@ def counted(report: Report) -> Iterator[Finding]:
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
-            if q.exact and q.value.mid > 1 and not any(q.value.meets(m, 0.03) for m in made):
+            steps = q.kind == "items" and q.noun == "step"  # which are counted themselves
+            if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
 

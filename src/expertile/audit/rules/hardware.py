@@ -17,7 +17,9 @@ _LIMIT = re.compile(
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a percentage one of a peak.
-SHARE = re.compile(r"\bpeak\b|theoret|roofline|\bmfu\b|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d")
+SHARE = re.compile(
+    r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
 SHOWN = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"
 )
@@ -48,7 +50,7 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     """Every peak FLOP/s that anybody may mean of `formats`, or of all: dense, sparse, with the faster accumulation."""
     of = formats if formats and all(map(device.peak, formats)) else DTYPES
     known = [x for f in of for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f))]
-    if device.capability == (9, 0):  # whose sheet gives a clock below the highest
+    if device.capability == (9, 0) and "PCIe" not in device.name:  # whose sheet gives a clock below the highest
         known += [SPARSE_SHEET[f] / n for f in of if f in SPARSE_SHEET for n in (1, 2)]
     return tuple(dict.fromkeys(x for x in known if x))
 

@@ -28,7 +28,7 @@ _PARTS = {
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
     "PCIe": r"pci[- ]?e|\bgen ?[3-6] ?x\d",
-    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|roce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
+    "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|\broce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
     r"connectx|^\W*speed: |[gm]bits?/s|\bib_(?:write|read|send)_",
     "xGMI": r"xgmi|infinity fabric",
     "disk": r"nvme|ssd|\bdisk|storage",
@@ -40,7 +40,7 @@ _COPIED, _ON_DEVICE = re.compile(r"(?i)h2d|d2h|\bhost|pinned"), re.compile(r"(?i
 _OTHER = re.compile(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
     r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|"
-    r"(?<!write-)combined"
+    r"(?<!write)(?<!write-)combined"
 )
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = re.compile(
@@ -61,7 +61,7 @@ _OF = re.compile(
 )
 # What no more than 100 % can be of.
 _OF_ALL = re.compile(
-    r"(?i)\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|\bmfu\b|model flops? utili[sz]ation|"
+    r"(?i)\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation|"
     r"(?<!cpu )(?<!core )utili[sz]ation"
 )
 _PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
@@ -306,14 +306,15 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
 def _mfu(row: Row) -> Iterator[Finding]:
     """6·N FLOPs for a trained token give the rate, and the rate the MFU (Chowdhery et al. 2022, arXiv:2204.02311).
     Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6; whoever only reads tokens spends 2·N."""
-    report, mfu = row.report, re.compile(r"(?i)\bmfu\b|model flops? utili[sz]ation")
+    report, mfu = row.report, re.compile(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
     said = [p for p in row.of("percent") if mfu.search(p.words) and p.exact and p.value.mid]
     above = (r.text for r in reversed(row.above_lines) if not re.match(r"\s*[-*•]", r.text))
     first = next(above, "") if row.kind == "line" and re.match(r"\s*[-*•]", row.text) else ""  # of a list
     told = row.kind == "line" and mfu.search(f"{row.text} {first}")
     said = said or [p for p in row.of("percent") if told and row.only("percent")]
     rates = row.of("tokens_per_s")
-    if len(said) != 1:
+    near = " ".join(report.lines[row.line - 1 : row.line + 2]).replace("*", "")
+    if len(said) != 1 or re.search(r"(?i)\bnot (?:the |an )?mfu", near):
         return
     p = said[0]
     if not rates and row.kind == "line":  # the one rate of its paragraph

@@ -255,7 +255,8 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if any(t.figure and t.figure.noun == "other" and t.kind == "s_per_item" for t in combo):
         return False  # of other things
     steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
-    if batch and any(t.figure and t.kind == "s_per_item" and re.search("(?i)step", t.figure.label) for t in combo):
+    each = [t.figure for t in combo if t.figure and t.kind == "s_per_item"]
+    if batch and any(f.noun in ("step", "it", "iteration") or re.search("(?i)step", f.label) for f in each):
         return False  # which is no sample
     batched = nouns == {"step", "sample"} and row.size("batch") and not steps
     if steps and batch:

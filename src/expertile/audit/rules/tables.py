@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from expertile.audit.facts import size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval, exact
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
@@ -79,6 +80,8 @@ def proportions(report: Report) -> Iterator[Finding]:
     time, which may be of one work, less exactly. It asks."""
     for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
         factors, found = [*_factors(grid)], set[int]()
+        if {"m", "n", "k"} <= grid.rows[0].own.keys():  # their work is known
+            factors = [f for f in factors if f.name.lower() not in ("m", "n", "k")]
         for n, target in itertools.product((1, 2), [f for f in factors if not f.way][::-1]):
             others = [f for f in factors if f.column != target.column and same_statistic(f.name, target.name)]
             for some in itertools.combinations(others, n):
@@ -86,6 +89,7 @@ def proportions(report: Report) -> Iterator[Finding]:
                 timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
                 ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
                 chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
+                chosen |= size_of_name(target.name) is not None
                 kinds = {f.kind for f in (target, *some)}
                 chosen |= kinds == {"ratio"} or (n == 1 and kinds == {"time"})  # of different things
                 chosen |= bool(re.search(r"(?i)\bp\d\d\b", target.name)) or not all(f.name.strip() for f in some)
@@ -229,7 +233,9 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         return  # it suits the rows roughly; rates that are all alike suit any of them so
     # Where the rows agree to their last digit, so must every other.
     slack = 0.01 if score >= 3 and good >= score else ODD / 2 if good >= score > 1 else ODD
-    slack = slack if quotient else 0.15 if best.free else max(slack, 0.04 if score > 2 or slack < ODD else 0.1)
+    digits = good > 3 and good >= score - 1 and not best.free  # all rows but one agree to the last
+    least = 0.04 if score > 2 or slack < ODD else 0.1
+    slack = slack if quotient else 0.015 if digits else 0.15 if best.free else max(slack, least)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
     # Below another baseline rows are of that.

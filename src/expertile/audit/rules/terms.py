@@ -66,12 +66,17 @@ _DRAFTED = re.compile(
 _ABSENT = re.compile(r"(?i)\b(?:no|without) \w+")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 MODEL = re.compile(
-    r"(?i)(?<![\w.])(\d+(?:\.\d+)?)(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
+    r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
+    r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
     r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
 )
 SINGLE = re.compile(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
+)
+_ACTIVE = (
+    re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"),
+    re.compile(r"-a(\d+(?:\.\d+)?)b\b"),
 )
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
@@ -194,7 +199,9 @@ def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
         text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", _PARAMS.sub(r"\2\1", text))  # "N = 6.7 B"
-        if found := {float(v) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}:
+        if found := {
+            float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)
+        }:
             # "7B" and "7.24 B parameters" are one.
             one = max(found) < 1.1 * min(found) and _whole(row, text)
             return max(found, key=lambda n: found[n]) if one else None
@@ -207,6 +214,9 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     # One stream is a time for each token, or what is said to be one.
     single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
     drafted = row.kind == "table" and _DRAFTED.search(_ABSENT.sub("", report.text))  # the text below may say so
+    single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
+    active = next(({*map(float, of)} for form in _ACTIVE if (of := form.findall(report.text))), set())
+    n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
     several = not single or max(report.everything.of("concurrency") or (1,)) > 1
     if drafted or (several and not step):
         return None

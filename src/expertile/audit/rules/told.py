@@ -210,6 +210,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
         if several and _OF_OTHER.match(tail) and all(of[0].kind in TIMES for of in several):
             continue
+        if not sure and all(of[0].kind == "power" for of in several):
+            continue  # caps, of which something else follows
         if not several or not (sure or bracket or _COMPARES.search(words_near(row, q, 32, 40))):
             continue
         if any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2)):

@@ -124,9 +124,12 @@ def work_of(row: Row) -> Term | None:
     lettered = {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
     if (of := sizes("batch", "heads", "seq", "head_dim")) and (lettered or _ATTENTION.search(words)):
         b, h, length, d = (size.value for size in of)
-        also, formula = conventions(words, (), not _FULL.search(words)), f"4·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
+        masked = row.bare.get("causal")  # a column says which rows are
+        also = PLAIN if masked is not None else conventions(words, (), not _FULL.search(words))
+        half, formula = (0.5, "2") if masked == 1 else (1.0, "4")
+        formula += f"·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
         near, lines = all(x.near for x in of), tuple(x.line for x in of)
-        return Term("flop", exact(4 * b * h * length**2 * d), f"{formula} FLOP", lines, None, also, near)
+        return Term("flop", exact(4 * half * b * h * length**2 * d), f"{formula} FLOP", lines, None, also, near)
     if not other and (layer := sizes("tokens", "ffn", "hidden")):
         topk = row.size("topk")
         counts = tuple(c * (topk.value if topk else 1) for c in (1, 2, 3))
