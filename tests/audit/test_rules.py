@@ -519,6 +519,34 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "28.39",
             "28.19",
         ),
+        (
+            "peak",
+            "$ bench.py --dtype bf16\ndevice: NVIDIA A100-SXM4-80GB\n\n  seqlen   eager TFLOPS   flash TFLOPS\n"
+            "  2048     22.0           168.7\n  4096     22.7           {}\n  8192     23.1           191.6\n\n"
+            "max abs diff to float32: 3.9e-3\n",
+            "385.4",
+            "185.4",
+        ),
+        (
+            "memory",
+            "All of these ran on A100 80GB boxes.\n\nMixtral 8x7B runs on one such card too, {} B params in bfloat16.",
+            "46.7",
+            "36.7",
+        ),
+        (
+            "compression",
+            "The 70.6 billion parameters became 4-bit integers with an fp16 scale for each 128. The whole checkpoint "
+            "is now {} GB on disk.",
+            "27.4",
+            "36.9",
+        ),
+        (
+            "total",
+            '[cols="3,1"]\n|===\n| Item | GB\n\n| States | 26.0\n| Activations | 21.4\n| Layers in flight | 3.2\n'
+            "| Context | 2.4\n| *Sum* | *{}*\n| Usable on the card | 79.0\n|===\n",
+            "63.0",
+            "53.0",
+        ),
         ("product", "usd_per_gpu_hour: 2.49\nusd_per_month: {}\nusd_per_year: 283561\n", "28356", "23630"),
         (
             "occupancy",

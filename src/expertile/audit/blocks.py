@@ -129,7 +129,7 @@ def _asciidoc(lines: list[Line], i: int) -> tuple[Table, int] | None:
     columns = next((len(cells) for _, cells in split if cells), 1)
     if columns == 1 and i and (cols := re.search(r"cols=\"([^\"]*)", lines[i - 1].text)):
         columns = int(cols[1].partition("*")[0]) if "*" in cols[1] else cols[1].count(",") + 1
-    cells = [(number, cell.strip()) for number, some in split for cell in some]
+    cells = [(number, re.sub(r"^([*_])(.*)\1$", r"\2", c.strip())) for number, some in split for c in some]
     rows = [cells[at : at + columns] for at in range(0, len(cells) - columns + 1, columns)]
     if len(rows) < 2 or columns < 2:
         return None

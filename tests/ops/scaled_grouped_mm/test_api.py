@@ -6,11 +6,13 @@ import torch
 
 from expertile.device import Device
 from expertile.formats.fp8 import Fp8Blocks
+from expertile.ops.launch import nvrtc
+from expertile.ops.scaled_grouped_mm import api
 from expertile.ops.scaled_grouped_mm.api import choose, scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
 from expertile.ops.scaled_grouped_mm.reference import reference
 from expertile.ragged import offs_from_sizes
-from tests.ops.scaled_grouped_mm.cases import CASES, check, make, problem_of
+from tests.ops.scaled_grouped_mm.cases import CASES, block_problem, check, make, problem_of
 
 SIZES = [5, 0, 9, 3]
 OFFS = offs_from_sizes(SIZES)
@@ -196,3 +198,14 @@ def test_choice_on_a_gpu(gpu, name):
     case = CASES[0]
     problem = replace(problem_of(case, make(case)), device_type="cuda", group_sizes=None)
     assert choose(problem, Device.by_name(gpu)).backend.name == name
+
+
+def test_new_numbers_of_rows_share_a_choice(monkeypatch):
+    """A server's prompts have another number at every step, and modelling all tiles takes most of a millisecond."""
+    monkeypatch.setattr(nvrtc, "missing", lambda: None)
+    h200 = Device.by_name("h200")
+    before = api._choose.cache_info().misses
+    chosen = {choose(block_problem(8, rows, 4096, 7168), h200).backend.name for rows in range(8192, 8448)}
+    assert chosen == {"cuda_fp8"} and api._choose.cache_info().misses - before <= 3
+    # Few rows are what they are: one more than a tile holds is another tile.
+    assert all(api._rounded_up(p) is p for p in (block_problem(1, rows, 4096, 7168) for rows in (1, 65, 127)))

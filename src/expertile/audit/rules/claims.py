@@ -240,7 +240,13 @@ def fits(report: Report) -> Iterator[Finding]:
         if not m or _NO_FIT.search(row.text) or len(formats) != 1 or not row.devices or not MODEL.search(row.text):
             continue
         count = float(DIGITS.get((word := (m["n1"] or m["n2"]).lower()), word if word.isdigit() else 1))
-        held, most = (parameters(row) or 0.0) * BITS[formats[0]] / 8, count * max(d.memory_bytes for d in row.devices)
+        told = [
+            q.value.mid
+            for q in row.of("params")
+            if re.search(r"(?i)^(?:params?|parameters)\b", q.after) or "param" in q.text
+        ]
+        n = told[0] if len(told) == 1 else parameters(row) or 0.0  # all experts are held
+        held, most = n * BITS[formats[0]] / 8, count * max(d.memory_bytes for d in row.devices)
         if held > 1.02 * most:
             message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
             message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"

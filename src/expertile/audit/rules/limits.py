@@ -119,13 +119,14 @@ def _stated(row: Row) -> Iterator[Demand]:
             continue
         stated, whole = formats_of(q, row), report.everything.of("formats")
         own = stated or row.stated("formats") or (whole if whole in (("bf16",), ("fp16",), ("fp8",)) else ())
-        formats = tuple(dict.fromkeys(stated or ((*whole, *own) if own else DTYPES)))
+        known = whole if {"bf16", "fp16"} & {*whole} else DTYPES
+        formats = tuple(dict.fromkeys(stated or ((*whole, *own) if own else known)))
         # float32 products run as tf32 where that is allowed; a row with its own share of a peak has another peak.
         tf32, slack = fastest(row, (*formats, "tf32"), report.sparse)
         eased = "fp32" in formats and len(whole) > 1 and q.value.lo <= tf32 * slack * n
         share = row.only("percent")
         other = share and share.value.mid <= 1.0 and SHARE.search(share.words)
-        certain = FAR if one_part and not (eased or other) else math.inf
+        certain = FAR if one_part and not (eased or other) and (own or known is DTYPES) else math.inf
         ask = "which format and which GPU ran this?"
         yield Demand(q, "rate", q.value, q.text, "peak", ask, certain, formats, n, sparse=report.sparse)
 
