@@ -1,5 +1,6 @@
 """What NVRTC compiles is kept, and compiled anew where anything of it differs."""
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -51,3 +52,19 @@ def test_a_program_with_an_error_is_not_kept(compiler, monkeypatch):
         with pytest.raises(RuntimeError, match="expected a ';'"):
             nvrtc.compiled("a")
     assert nvrtc.compiled("a") == b"binary of a"
+
+
+def test_a_map_is_encoded_where_the_driver_wants_it(monkeypatch):
+    """At a multiple of 64 bytes, with the contiguous dimension first; the map keeps its memory."""
+    seen = []
+
+    def encode(to, kind, rank, address, shape, pitches, box, steps, *_):
+        seen.append((ctypes.addressof(to._obj) % 64, kind, address.value, *map(list, (shape, pitches, box, steps))))
+        to._obj.opaque[15] = 7
+        return 0
+
+    monkeypatch.setattr(nvrtc, "_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
+    maps = [nvrtc.tensor_map.__wrapped__(4096 * i, (5, 300, 64), (38400, 128), (1, 64, 64), 2) for i in range(99)]
+    assert [m.opaque[15] for m in maps] == [7] * 99
+    assert seen[1] == (0, 1, 4096, [64, 300, 5], [128, 38400], [64, 64, 1], [1, 1, 1])
+    assert {at for at, *_ in seen} == {0}

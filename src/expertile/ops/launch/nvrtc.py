@@ -32,6 +32,11 @@ class TensorMap(ctypes.Structure):
     _fields_ = (("opaque", ctypes.c_uint64 * 16),)
 
 
+_Room = ctypes.c_char * (128 + 64)
+_U64, _U32 = (tuple(of * rank for rank in range(6)) for of in (ctypes.c_uint64, ctypes.c_uint32))
+_ONES = tuple(of(*(1,) * rank) for rank, of in enumerate(_U32))
+
+
 class _Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
 
@@ -150,25 +155,24 @@ def tensor_map(
     """A tensor as TMA sees it, elements of 1, 2 or 4 bytes, the contiguous dimension last: `pitches` in bytes, of all
     others. Boxes lie in shared memory `swizzled` by 128 bytes or row by row; what is outside of the tensor reads as
     zeros and is not written."""
-    rank = len(shape)
-    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
-    encoded = ctypes.c_void_p((ctypes.addressof(room) + 63) & ~63)
+    rank, room = len(shape), _Room()
+    encoded = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
     status = _driver().cuTensorMapEncodeTiled(
-        encoded,
+        ctypes.byref(encoded),
         _UNSIGNED[itemsize],
         rank,
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*reversed(shape)),
-        (ctypes.c_uint64 * (rank - 1))(*reversed(pitches)),
-        (ctypes.c_uint32 * rank)(*reversed(box)),
-        (ctypes.c_uint32 * rank)(*(1,) * rank),
+        _U64[rank](*shape[::-1]),
+        _U64[rank - 1](*pitches[::-1]),
+        _U32[rank](*box[::-1]),
+        _ONES[rank],
         0,
         _SWIZZLE_128 if swizzled else 0,
         _PROMOTE_256,
         0,
     )
     _check(status, "cuTensorMapEncodeTiled")
-    return TensorMap.from_buffer_copy(ctypes.string_at(encoded, ctypes.sizeof(TensorMap)))
+    return encoded
 
 
 def ragged(inner: int, pitch: int, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
