@@ -84,10 +84,12 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if q.kind != "flop" and (cache := _cache(row, q)):
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
-    if q.kind == "bytes" and re.search(r"(?i)\bweights|param|checkpoint", row.text) and not _NO_WEIGHTS.search(words):
+    weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
+    if q.kind == "bytes" and re.search(weights, row.text) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
-        if not formats and row.before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
-            formats = tuple(sorted(row.before.facts.of("formats"), key=lambda f: BITS[f])[:1])
+        before = row.before if row.kind == "line" else None
+        if not formats and before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
+            formats = tuple(sorted(before.facts.of("formats"), key=lambda f: BITS[f])[:1])
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
         n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
         least = (n or 0.0) * BITS[formats[0]] / 8 if n else 0.0
