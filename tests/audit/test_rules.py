@@ -547,6 +547,33 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "63.0",
             "53.0",
         ),
+        (
+            "product",
+            "- energy with PUE: 186,352 kWh\n- grid intensity: 0.342 kg CO2e per kWh\n- emissions: {} t CO2e\n",
+            "74.0",
+            "63.7",
+        ),
+        (
+            "throughput",
+            "All with a time step of 2 fs.\n\n| system | ms/step | ns/day |\n|-|-|-|\n| A | 0.178 | 970.8 |\n"
+            "| B | 0.742 | {} |\n| C | 2.31 | 74.8 |\n",
+            "465.8",  # of 4 fs
+            "232.9",
+        ),
+        (
+            "peak",
+            "One H100 SXM5. No structured sparsity in any row.\n\n| kernel | TFLOP/s |\n|-|-|\n| BF16 dense | 792 |\n"
+            "| FP8 e4m3 dense | {} |\n",
+            "2,340",
+            "1,340",
+        ),
+        (
+            "total",
+            "The geometric mean of the speedups is {}.\n\n| matrix | old (ms) | new (ms) | speedup |\n|-|-|-|-|\n"
+            "| a | 3.412 | 2.861 | 1.19 |\n| b | 1.244 | 1.038 | 1.20 |\n| c | 2.214 | 0.762 | 2.91 |\n",
+            "1.82",
+            "1.61",
+        ),
         ("product", "usd_per_gpu_hour: 2.49\nusd_per_month: {}\nusd_per_year: 283561\n", "28356", "23630"),
         (
             "occupancy",

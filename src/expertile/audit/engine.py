@@ -37,6 +37,7 @@ RULES = (
     known.trimmed,
     known.resident,
     known.periods,
+    known.simulated,
     amounts.counted,
     amounts.lasting,
     amounts.spent,

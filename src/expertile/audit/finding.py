@@ -9,7 +9,7 @@ ACCUSATIONS = (IMPOSSIBLE, INCONSISTENT)
 Lines = tuple[int, ...]
 _PREFIX = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9}
 UNIT_OF = {"time": "s", "rate": "FLOP/s", "bandwidth": "B/s", "bytes": "B", "energy": "J", "power": "W", "money": "USD"}
-UNIT_OF |= {"tokens_per_s": "tokens/s", "items_per_s": "per s", "s_per_token": "s"}
+UNIT_OF |= {"tokens_per_s": "tokens/s", "items_per_s": "per s", "s_per_token": "s", "carbon": "g CO2"}
 
 
 @dataclass(frozen=True)

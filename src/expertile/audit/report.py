@@ -244,7 +244,9 @@ class Report:
             row.report = self
         self.text = text.lower()
         # Whether it is spoken of.
-        self.sparse = bool(re.search(r"(?<!no )(?<!without )(?:spars|2:4)", self.text))
+        self.sparse = bool(
+            re.search(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)", self.text)
+        )
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [block_facts(block) for block in self.blocks]
 

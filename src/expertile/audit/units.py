@@ -10,7 +10,7 @@ from functools import lru_cache
 _DIMENSIONS = (
     "time s, rate flop/s, bandwidth B/s, bytes B, flop flop, intensity flop/B, tokens_per_s token/s, "
     "items_per_s item/s, s_per_token s/token, s_per_item s/item, tokens token, items item, "
-    "params param, power J/s, energy J, money $, cycles cycle, instructions insn"
+    "params param, power J/s, energy J, money $, cycles cycle, instructions insn, carbon gCO2"
 )
 DIMENSIONS = dict(pair.split() for pair in _DIMENSIONS.split(", "))
 _KINDS = {dimension: kind for kind, dimension in DIMENSIONS.items()}
@@ -57,6 +57,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
         "bandwidth",
         r"(?P<p>[GT])(?P<b>b)(?:it|E)?(?= ?-?(?:[Ee]thernet|[Ii]nfini[Bb]and|IB|NICs?|NDR|HDR|EDR|RoCE)\b|(?<=E)\b)",
     ),
+    ("carbon", r"(?P<mass>kg|g|t) ?(?:of )?CO2(?:eq?)?\b|(?P<mass_per>kg|g)(?= ?(?:/ ?|per )kWh\b)"),
     ("B/param", r"(?P<bpw>bpw)\b"),
     ("gpu*s", r"(?i:gpu)[ -]?(?P<t>h|hours?|hrs?|days?)\b"),
     ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
@@ -247,6 +248,8 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         low = high = (1e-3 if groups["p"] == "m" else _TEN[prefix]) * (3600.0 if groups.get("h") else 1.0)
     elif kind == "percent":
         low = high = 0.01
+    elif kind == "carbon":
+        low = high = {"g": 1.0, "kg": 1e3, "t": 1e6}[groups["mass"] or groups["mass_per"] or ""]
     elif groups.get("bpw"):  # bits a weight
         low = high = 0.125
     elif groups.get("day") or groups.get("hours"):  # of simulated time

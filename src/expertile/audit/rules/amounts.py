@@ -85,6 +85,8 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
+    if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
+        formats = ()  # it is the cache's
     if q.kind == "bytes" and re.search(weights, row.text) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         before = row.before if row.kind == "line" else None

@@ -125,6 +125,20 @@ def periods(report: Report) -> Iterator[Finding]:
                 yield finding(QUESTION, "product", f"{message}: are they of the same rate?", p, q)
 
 
+def simulated(report: Report) -> Iterator[Finding]:
+    """Nanoseconds of a simulation a day, of its one time step and the time that each takes."""
+    steps = {float(n) for n in re.findall(r"(?:time ?)?step\w*(?: of|:| =|,)? (\d+(?:\.\d+)?) ?fs\b", report.text)}
+    for row in (r for grid in report.grids for r in grid.body) if len(steps) == 1 else ():
+        rate = [q for q in row.quantities if re.search(r"(?i)\bns ?(?:/|per) ?day", f"{q.label} {q.text}")]
+        each = [q for q in row.of("s_per_item", "time") if re.search(r"(?i)/ ?step|per step|\bstep", q.label)]
+        if len(rate) == len(each) == 1 and rate[0].exact and each[0].value.mid:
+            days = 86400e-6 * min(steps) / each[0].value.mid
+            printed_as = printed(re.match(r"[\d.,]+", rate[0].text)[0])  # type: ignore[index]
+            if not printed_as.meets(days, 0.03):
+                message = f"{min(steps):g} fs each {each[0].text} are {days:.4g} ns/day, not {rate[0].text}"
+                yield finding(QUESTION, "throughput", f"{message}: of which step?", rate[0], each[0])
+
+
 def resident(report: Report) -> Iterator[Finding]:
     """An occupancy that the threads of a block and their registers do not allow."""
     for row in (r for r in report.all_rows if len({d.capability for d in r.devices}) == 1):

@@ -128,7 +128,8 @@ def _stated(row: Row) -> Iterator[Demand]:
         other = share and share.value.mid <= 1.0 and SHARE.search(share.words)
         certain = FAR if one_part and not (eased or other) and (own or known is DTYPES) else math.inf
         ask = "which format and which GPU ran this?"
-        yield Demand(q, "rate", q.value, q.text, "peak", ask, certain, formats, n, sparse=report.sparse)
+        sparse = report.sparse and not re.search(r"\bdense\b", words)
+        yield Demand(q, "rate", q.value, q.text, "peak", ask, certain, formats, n, sparse=sparse)
 
 
 def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Demand]:

@@ -332,7 +332,8 @@ def _mfu(row: Row) -> Iterator[Finding]:
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
     most = 6.5 if re.search(r"\b6 ?[·*×]? ?(?:N\b|param)", f"{row.text} {first}") else most  # without attention
-    peaks = [(x, 5.1) for d in row.devices for f in formats if (x := d.sparse_peak(f))]
+    both = not re.search(r"(?i)\bdense\b", row.text)
+    peaks = [(x, 5.1) for d in row.devices for f in formats if both and (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
     stated = [x.value.mid for x in row.of("rate") if on_sheet(row, x)]  # the peak meant
     peaks = [(x, 5.1) for x in stated] or peaks
