@@ -150,7 +150,8 @@ def _counters(lines: list[Line], i: int) -> tuple[Table, int] | None:
 def _of_cells(rows: list[list[tuple[int, str]]]) -> Table:
     """A table of cells that know their lines; the first row is the head."""
     head, *held = ([text for _, text in row] for row in rows)
-    where = tuple(tuple(number for number, _ in row) for row in rows[1:])
+    numbers = ([number for number, _ in row] for row in rows[1:])
+    where = tuple((*of, *of[-1:] * (len(head) - len(of))) for of in numbers)  # a cell that is missing: its row's last
     found = table_of(head, [(at[0], cells) for at, cells in zip(where, held, strict=True)], rows[0][0][0])
     return replace(found, lines=where)
 

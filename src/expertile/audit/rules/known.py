@@ -1,5 +1,5 @@
-"""Figures of known programs and methods, whose formulas are published: vLLM's benchmark of a server, ZeRO's memory,
-what keeps warps off a multiprocessor, the mean without the best and the worst run.
+"""Figures of programs and methods whose formulas are published: vLLM's benchmark of a server, ZeRO's memory, occupancy,
+the mean without the fastest and the slowest run, molecular dynamics. All but the first and occupancy ask.
 """
 
 import itertools
@@ -7,8 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import printed
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 from expertile.audit.rules.terms import parameters
@@ -21,10 +20,8 @@ _RATES = ((r"^\W*total[ _]token[ _]throughput", "both"), (r"^\W*output[ _](?:tok
 # Bytes of a parameter that ZeRO leaves whole and that it shards, with Adam in mixed precision: 2 of weights, 2 of
 # gradients, 12 of the optimizer's state (Rajbhandari et al. 2020, arXiv:1910.02054).
 _ZERO = {"1": (4, 12), "2": (2, 14), "3": (0, 16)}
-_STAGE, _RANKS = (
-    re.compile(r"(?i)\bzero\W{0,3}(?:stage\W{0,3})?([123])\b"),
-    re.compile(r"(?i)\b(\d+) ?(?:gpus?|ranks)\b"),
-)
+_STAGE = re.compile(r"(?i)\bzero\W{0,3}(?:stage\W{0,3})?([123])\b")
+_RANKS = re.compile(r"(?i)\b(\d+) ?(?:gpus?|ranks)\b")
 # What no figure beside it exceeds.
 _WITHIN = (
     (r"measured|achieved|actual|observed", r"\broof|ceiling|theoretical|upper bound|attainable"),
@@ -121,7 +118,7 @@ def periods(report: Report) -> Iterator[Finding]:
         for (a, p, short, of), (b, q, long, same) in itertools.permutations(held, 2):
             made = q.value * (short / long)
             if short < long and (of, p.kind) == (same, q.kind) and not p.value.meets(made, 0.045):
-                message = f"{q.text} a {b} is {made.mid / p.value.mid * printed(p.text).mid:.5g} a {a}, not {p.text}"
+                message = f"{q.text} a {b} is {si(made.mid, UNIT_OF.get(p.kind, ''))} a {a}, not {p.text}"
                 yield finding(QUESTION, "product", f"{message}: are they of the same rate?", p, q)
 
 
@@ -129,12 +126,11 @@ def simulated(report: Report) -> Iterator[Finding]:
     """Nanoseconds of a simulation a day, of its one time step and the time that each takes."""
     steps = {float(n) for n in re.findall(r"(?:time ?)?step\w*(?: of|:| =|,)? (\d+(?:\.\d+)?) ?fs\b", report.text)}
     for row in (r for grid in report.grids for r in grid.body) if len(steps) == 1 else ():
-        rate = [q for q in row.quantities if re.search(r"(?i)\bns ?(?:/|per) ?day", f"{q.label} {q.text}")]
+        rate = [q for q in row.of("items_per_s") if re.search(r"(?i)\bns ?(?:/|per) ?day", f"{q.label} {q.text}")]
         each = [q for q in row.of("s_per_item", "time") if re.search(r"(?i)/ ?step|per step|\bstep", q.label)]
         if len(rate) == len(each) == 1 and rate[0].exact and each[0].value.mid:
             days = 86400e-6 * min(steps) / each[0].value.mid
-            printed_as = printed(re.match(r"[\d.,]+", rate[0].text)[0])  # type: ignore[index]
-            if not printed_as.meets(days, 0.03):
+            if not (rate[0].value * 86400).meets(days, 0.03):
                 message = f"{min(steps):g} fs each {each[0].text} are {days:.4g} ns/day, not {rate[0].text}"
                 yield finding(QUESTION, "throughput", f"{message}: of which step?", rate[0], each[0])
 
@@ -148,13 +144,14 @@ def resident(report: Report) -> Iterator[Finding]:
             [n for name, n in found.items() if form.fullmatch(name)] for form in (_REGISTERS, _THREADS)
         )
         said = [p for p in row.of("percent") if "occup" in p.words and p.exact]
-        if len(said) != 1 or len(threads) != 1 or threads[0] % _WARP or not 0 < threads[0] <= 1024:
+        of = row.devices[0].capability  # None but for NVIDIA's
+        if len(said) != 1 or len(threads) != 1 or threads[0] % _WARP or not 0 < threads[0] <= 1024 or not of:
             continue
-        warps, (most, blocks) = threads[0] / _WARP, _MOST.get(row.devices[0].capability or (0, 0), (64, 32))
+        warps, (most, blocks) = threads[0] / _WARP, _MOST.get(of, (64, 32))
         if registers and registers[0]:  # a warp has them in steps of 256
             blocks = min(blocks, int(65536 // (math.ceil(registers[0] * _WARP / 256) * 256) // warps))
         held = min(blocks, int(most // warps)) * warps / most
         if said[0].value.lo > 1.03 * held:
-            of = f" of {registers[0]:.0f} registers" if registers else ""
-            message = f"{threads[0]:.0f} threads{of} allow an occupancy of {100 * held:.3g} %, not {said[0].text}"
+            each = f" of {registers[0]:.0f} registers" if registers else ""
+            message = f"{threads[0]:.0f} threads{each} allow an occupancy of {100 * held:.3g} %, not {said[0].text}"
             yield finding(INCONSISTENT, "occupancy", message, said[0])
