@@ -130,21 +130,24 @@ def test_counters_of_tiles(name):
     call = dynamic_products()[name]
     want = call()[:999].clone()
     torch.cuda.synchronize()
-    graphs, results = [torch.cuda.CUDAGraph() for _ in range(2)], []
+    graphs, of_graphs, places = [torch.cuda.CUDAGraph() for _ in range(2)], [], []
     for graph in graphs:
         with torch.cuda.graph(graph):
-            results += [call() for _ in range(3)]
-    streams = [torch.cuda.Stream() for _ in range(4)]
+            of_graphs.append([call() for _ in range(3)])
+            places.append(counter.tile_counter(True, want).data_ptr())
+    streams, results = [torch.cuda.Stream() for _ in range(4)], []
     for i in range(40):
         with torch.cuda.stream(streams[i % 4]):
             results.append(call())
+            places += [counter.tile_counter(True, want).data_ptr()] * (i < 4)
             if i % 4 < 2:
+                for x in of_graphs[i % 4]:
+                    x.fill_(float("nan"))
                 graphs[i % 4].replay()
+                results += [x.clone() for x in of_graphs[i % 4]]
     torch.cuda.synchronize()
     assert all(torch.equal(x[:999], want) for x in results)
-    counters, _ = counter._counters[torch.cuda.current_device()]
-    assert not counters.any()
-    assert counter.tile_counter(True, want).data_ptr() == counter.tile_counter(True, want).data_ptr()
+    assert not counter._counters[torch.cuda.current_device()].zeros.any() and len({*places}) == 6
 
 
 def resident_bytes():

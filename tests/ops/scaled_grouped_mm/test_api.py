@@ -1,6 +1,8 @@
 """The public call on the CPU: contract, errors, compile, and a training step in FP8. The shared cases on every backend
 stand in backends/ and, on a GPU, in tests/gpu."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -209,3 +211,19 @@ def test_new_numbers_of_rows_share_a_choice(monkeypatch):
     assert chosen == {"cuda_fp8"} and api._choose.cache_info().misses - before <= 3
     # Few rows are what they are: one more than a tile holds is another tile.
     assert all(api._rounded_up(p) is p for p in (block_problem(1, rows, 4096, 7168) for rows in (1, 65, 127)))
+
+
+def test_a_choice_for_rounded_rows_must_take_the_problem_itself(monkeypatch):
+    asked = []
+
+    def stand_in(problem, device, backends):
+        asked.append(problem.m)
+        if problem.m == 8320:
+            raise ValueError("backend: none supports this problem")
+        return SimpleNamespace(backend=SimpleNamespace(supports=lambda p, device: "no" if p.m == 9000 else None))
+
+    monkeypatch.setattr(api, "_choose", stand_in)
+    for rows, wanted in ((8192, [8192]), (8200, [8320, 8200]), (8400, [8448]), (9000, [9088, 9000])):
+        asked.clear()
+        choose(block_problem(8, rows, 256, 256), Device.by_name("h200"))
+        assert asked == wanted

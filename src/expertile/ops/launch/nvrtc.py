@@ -23,6 +23,7 @@ HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swi
 _SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B
 _UNSIGNED = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32, by size in bytes
 _CLUSTER, _PDL = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
+_RELAXED, _NON_BLOCKING = 2, 1  # CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_NON_BLOCKING
 _MAX_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -191,16 +192,24 @@ class _Memory:
 
     def __init__(self, count: int) -> None:
         torch.cuda.mem_get_info()  # makes a context for a thread that has none
-        address = ctypes.c_uint64()
-        _check(_driver().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * count)), "cuMemAlloc")
-        _check(_driver().cuMemsetD32_v2(address, 0, ctypes.c_size_t(count)), "cuMemsetD32")
-        _check(_driver().cuCtxSynchronize(), "cuCtxSynchronize")
+        driver, address, stream, mode = _driver(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_int(_RELAXED)
+        # Another thread may capture a graph: in this mode alone may memory be asked for, and an own stream be waited on.
+        _check(driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")
+        try:
+            _check(driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * count)), "cuMemAlloc")
+            _check(driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING), "cuStreamCreate")
+            _check(driver.cuMemsetD32Async(address, 0, ctypes.c_size_t(count), stream), "cuMemsetD32Async")
+            _check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
+            _check(driver.cuStreamDestroy_v2(stream), "cuStreamDestroy")
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         shape = {"shape": (count,), "typestr": "<i4", "data": (address.value, False), "version": 3}
         self.__cuda_array_interface__ = shape
 
 
 def zeros(count: int) -> torch.Tensor:
-    """So many int32 zeros on the current GPU, outside of torch's allocator. Waits for the GPU."""
+    """So many int32 zeros on the current GPU, outside of torch's allocator. Waits for no other stream. RuntimeError
+    where there is no memory."""
     return torch.as_tensor(_Memory(count), device=torch.device("cuda", torch.cuda.current_device()))
 
 

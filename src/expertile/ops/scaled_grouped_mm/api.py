@@ -3,6 +3,7 @@
 see."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -93,8 +94,12 @@ def choose(problem: ScaledProblem, device: Device, backends: Sequence[Backend] =
     """The backend, its config and a sentence why. On a GPU the first backend that takes the problem without waiting for
     the device, with the config that its own model puts first; `cuda_fp8` says itself where `gluon_fp8` wins. On a CPU,
     or where nothing else runs, the loop. ValueError with every backend's reason when none supports the problem."""
-    choice = _choose(_rounded_up(problem), device, backends)
-    return choice if choice.backend.supports(problem, device) is None else _choose(problem, device, backends)
+    if (like := _rounded_up(problem)) is not problem:
+        with suppress(ValueError):
+            choice = _choose(like, device, backends)
+            if choice.backend.supports(problem, device) is None:
+                return choice
+    return _choose(problem, device, backends)
 
 
 def _rounded_up(problem: ScaledProblem) -> ScaledProblem:

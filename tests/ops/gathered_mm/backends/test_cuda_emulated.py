@@ -62,6 +62,17 @@ def test_right_with_tiles_from_a_counter(case, cuda_folder, monkeypatch):
     assert counter == 0
 
 
+def test_row_ends_that_decrease_leave_the_counter_at_zero(cuda_folder, monkeypatch):
+    """Their results mean nothing, but the next launch must find its counter."""
+    on_host(monkeypatch, cuda_folder)
+    counter = torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(cuda_gather, "tile_counter", lambda dynamic, like: counter)
+    problem, operands = make(LONGER[0])
+    operands = replace(operands, offs=torch.tensor([430, 430, 130], dtype=torch.int32))
+    cuda_gather.run(problem, operands, cuda_gather.Config(dynamic=True), new_outputs(problem, operands))
+    assert counter == 0
+
+
 def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
     on_host(monkeypatch, cuda_folder, programs=1)
     case = LONGER[3]

@@ -232,6 +232,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
             out = cases.poisoned_out(case)
             BACKEND.run(problem, operands, config, out)
             cases.check(case, out, operands)
+            assert counter == 0
 
 
 def test_a_launch_is_made_once_for_the_same_addresses(monkeypatch):

@@ -268,7 +268,8 @@ def grouped_mm_kernel(
 ):
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
-    tile_counter_ptr: an int32 that is zero, for DYNAMIC. K counts the MORE steps of a second pair of operands.
+    tile_counter_ptr: an int32 that is zero, and is left so, for DYNAMIC. K counts the MORE steps of a second pair of
+    operands.
 
     Launched as a programmatic dependent, the kernel sets itself up while the kernel before it ends.
     """

@@ -189,7 +189,8 @@ def slower(problem: ScaledProblem, device: Device) -> str | None:
     rows = problem.mean_group
     if rows <= 16:
         return f"loads 64 rows where a group has {rows:.0f}"
-    # With so many tiles, and sustained, 1 % slower to 23 % faster (twelve problems, H200, 2026-11-26).
+    # From 10 on, and sustained, 1 % slower to 23 % faster (twelve problems, H200, 2026-11-26); with 9, drawn, 6 %
+    # faster (one problem, 2026-11-27).
     if _waves(problem, device, Config()) >= 8:
         return None
     config = configs(problem, device)[0]
