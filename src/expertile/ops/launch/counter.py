@@ -60,7 +60,7 @@ def _of_stream(device: int, stream: int) -> torch.Tensor | None:
     if device not in _counters:
         try:
             found = _Counters()
-        except RuntimeError:  # torch has all memory
+        except (RuntimeError, AttributeError):  # torch has all memory, or the driver lacks a function
             found = None
         _counters.setdefault(device, found)
     counters = _counters[device]

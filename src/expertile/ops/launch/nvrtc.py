@@ -193,7 +193,7 @@ class _Memory:
     def __init__(self, count: int) -> None:
         torch.cuda.mem_get_info()  # makes a context for a thread that has none
         driver, address, stream, mode = _driver(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_int(_RELAXED)
-        # Another thread may capture a graph: in this mode alone may memory be asked for, and an own stream be waited on.
+        # While another thread captures a graph, only this mode allows to ask for memory and to wait for an own stream.
         _check(driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")
         try:
             _check(driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * count)), "cuMemAlloc")
