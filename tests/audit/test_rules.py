@@ -574,6 +574,13 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "1.82",
             "1.61",
         ),
+        (
+            "share of peak",
+            "All on 64 H100 SXM.\n\nThat makes 406 TFLOP/s per GPU. Against the dense BF16 peak the model FLOP "
+            "utilisation is {} %.",
+            "20.5",
+            "41.0",
+        ),
         ("product", "usd_per_gpu_hour: 2.49\nusd_per_month: {}\nusd_per_year: 283561\n", "28356", "23630"),
         (
             "occupancy",

@@ -278,15 +278,21 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     told = re.compile(rf"{SHARE.pattern}|efficien|\bof (?:that|it)\b") if here else SHARE
     said = [(p, any(_of(row, p, s) for s in here)) for p in row.of("percent") if p.exact and p.value.mid]
     said = [(p, of) for p, of in said if (told.search(p.words) and "hfu" not in p.words) or of]
-    found = [(q, q.plain) for q in row.of(kind) if q.exact and q not in stated and not on_sheet(row, q)]
+    before = row.before if row.kind == "line" and not row.of(kind) else None  # "… 406 TFLOP/s. Of the peak it is 41 %."
+    lent = before if before and not before.of("percent") else None
+    found = [(q, q.plain) for r in (lent or row,) for q in r.of(kind) if q.exact and q not in stated]
+    found = [(q, x) for q, x in found if not on_sheet(row, q)]
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
-    if row.kind == "line" and not of and row.clause(q) != row.clause(p):
+    if row.kind == "line" and not (of or lent) and row.clause(q) != row.clause(p):
         return
     formats = formats_of(q, row) or row.stated("formats")
     formats_of_all = () if "mfu" in p.words else formats  # of BF16 though products are in FP8
     known = [x for d in row.devices for x in (peaks_of(d, formats_of_all) if kind == "rate" else (d.memory_bps,)) if x]
+    if kind == "rate" and formats_of_all and re.search(r"(?i)\bdense\b", row.text):
+        dense = ((x, d.peak(f)) for d in row.devices for f in formats_of_all for x in peaks_of(d, (f,)))
+        known = [x for x, most in dense if most and x < 1.5 * most] or known
     other = [x * n for x in (*known, *(s.value.mid for s in stated if s not in here)) for n in gpu_counts(row)]
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     part, slack = rate / p.value, 0.03 if here else 0.06
@@ -298,7 +304,7 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
         peak, line, name = (base.value.mid, base.line, base.text) if base else (known[0], row.line, "")
         text = q.text if q.kind == kind else f"{q.text} a time"
         message = f"{text} of {name or si(peak, UNIT_OF[kind])} is {100 * rate.mid / peak:.3g} %, not {p.text}"
-        sure = here or (len(stated) == 1 and abs(line - row.line) <= 20)
+        sure = not lent and (here or (len(stated) == 1 and abs(line - row.line) <= 20))
         verdict = INCONSISTENT if sure else QUESTION
         yield finding(verdict, "share of peak", f"{message}; no other peak gives it either", p, q, lines=(line,))
 
