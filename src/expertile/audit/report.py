@@ -20,6 +20,7 @@ _ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # 
 _COUNTED = re.compile(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|count)[^\w,]{1,9}(\d+)(?![\d.]|,\d)"
 )
+_SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
@@ -244,9 +245,7 @@ class Report:
             row.report = self
         self.text = text.lower()
         # Whether it is spoken of.
-        self.sparse = bool(
-            re.search(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)", self.text)
-        )
+        self.sparse = bool(_SPARSE.search(self.text))
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [block_facts(block) for block in self.blocks]
 
@@ -261,9 +260,9 @@ class Report:
             self.rows.append(Row("record", rows[0].line, "\n".join(text for _, text in pairs), found, index))
             return
         # "fft" and "total" in turn are no summaries.
-        first = next((i for i, row in enumerate(rows) if row.summary), 0)
-        in_turn = sum(row.summary for row in rows) >= 3 and sum(not row.summary for row in rows[first:]) >= 3
-        for row in rows if in_turn and 2.5 * sum(row.summary for row in rows) >= len(rows) else ():
+        at = [i for i, row in enumerate(rows) if row.summary]
+        in_turn = len(at) >= max(3, len(rows) / 2.5) and len(rows) - at[0] - len(at) >= 3
+        for row in rows if in_turn else ():
             row.summary = False
         for some, names in ((rows, header), *(_rows(index, other) for other in (turned(table),) if other)):
             wide = any(q.column >= len(names) for row in some for q in row.quantities)
@@ -395,8 +394,7 @@ def _lines(index: int, block: Block) -> list[Row]:
             parts = [SPOKEN.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
             cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
-    rows = []
-    for text, number in sentences(block.lines):
-        figures = [replace(q, line=number(q.start)) for q in quantities(text, 0)]
-        rows.append(Row("line", number(0), text, figures, index))
-    return rows
+    return [
+        Row("line", number(0), text, [replace(q, line=number(q.start)) for q in quantities(text, 0)], index)
+        for text, number in sentences(block.lines)
+    ]

@@ -55,11 +55,16 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     return tuple(dict.fromkeys(x for x in known if x))
 
 
+def end_before(row: Row, q: Quantity) -> int:
+    """Where the last figure before q ends, 0 before the first."""
+    return max((x.end for x in row.quantities if x.end <= q.start), default=0)
+
+
 def own_words(row: Row, q: Quantity) -> str:
     """The words of a figure: its column and row, or those of a sentence since the last figure."""
     if row.kind != "line":
         return f"{q.label} {row.label}"
-    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+    past = end_before(row, q)
     before = re.split(r"[,;)]|\. | and ", row.text[past : q.start], maxsplit=1)[-1] if past else row.text[: q.start]
     behind = row.text[q.end : q.end + 36]
     behind = re.split(r"[.;,] | \((?=[^)]*\d)| and | (?:al)?though | while | but |(?<![A-Za-z])\d|$", behind)[0]

@@ -50,9 +50,10 @@ def served(report: Report) -> Iterator[Finding]:
             return found[0] if len(found) == 1 else None
 
         t, given, made = one(_DURATION, "time"), one(_IN, "tokens"), one(_OUT, "tokens")
-        for form, of in _RATES if t and given and made else ():
+        if not (t and given and made):
+            continue
+        for form, of in _RATES:
             q = one(re.compile(f"(?i){form}"), "tokens_per_s")
-            assert t and given and made
             tokens = made.value + given.value if of == "both" else made.value
             if q and not q.value.meets(tokens / t.value, 0.01):
                 told = f"{given.text} + {made.text}" if of == "both" else made.text

@@ -89,8 +89,8 @@ def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
     for row in report.all_rows:
-        demands = (_stated(row), _computed(row, largest), _moved(row), _by_intensity(row), _generated(row), _swept(row))
-        for d in itertools.chain(*demands):
+        others = (f(row) for f in (_moved_each, _moved, _by_intensity, _generated, _swept))
+        for d in itertools.chain(_stated(row), _computed(row, largest), *others):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
             if over > (d.slack or slack):
@@ -189,14 +189,19 @@ def _by_intensity(row: Row) -> Iterator[Demand]:
         yield Demand(q, "bandwidth", q.value / per_byte.value, text, "memory bandwidth", "is it of that intensity?")
 
 
+def _moved_each(row: Row) -> Iterator[Demand]:
+    """Traffic of each run, in a table's column, in the one time of its row."""
+    b, t = row.only("bytes"), row.only("time")
+    if row.kind != "table" or not row.devices or not b or not t or not _EACH_RUN.search(b.label):
+        return
+    if not _CACHED.search(f"{row.text.lower()} {row.headings}"):
+        text, count = f"{b.text} in {t.text}", max(gpu_counts(row))
+        yield Demand(b, "bandwidth", b.plain / t.value, text, "traffic", "is this the same run?", count=count)
+
+
 def _moved(row: Row) -> Iterator[Demand]:
     """Traffic that a line states in the one time beside it, or in the slowest of its shape."""
     report, lines = row.report, row.report.lines_of_text
-    b, t = row.only("bytes"), row.only("time")
-    each = row.kind == "table" and row.devices and b and t and _EACH_RUN.search(b.label)
-    if b and t and each and not _CACHED.search(f"{row.text.lower()} {row.headings}"):
-        text, count = f"{b.text} in {t.text}", max(gpu_counts(row))
-        yield Demand(b, "bandwidth", b.plain / t.value, text, "traffic", "is this the same run?", count=count)
     if row.kind != "line" or not row.of("bytes") or not row.devices or _CACHED.search(row.text.lower()):
         return
     shape = next((found for b in row.above if (found := report.facts[b].of("tuples"))), ())

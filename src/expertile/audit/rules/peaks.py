@@ -59,10 +59,10 @@ _OF = re.compile(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
     r"\w+'s)\W*)*"
 )
+_MFU = re.compile(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
 # What no more than 100 % can be of.
 _OF_ALL = re.compile(
-    r"(?i)\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation|"
-    r"(?<!cpu )(?<!core )utili[sz]ation"
+    rf"{_MFU.pattern}|\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<!cpu )(?<!core )utili[sz]ation"
 )
 _PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
@@ -312,11 +312,11 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
 def _mfu(row: Row) -> Iterator[Finding]:
     """6·N FLOPs for a trained token give the rate, and the rate the MFU (Chowdhery et al. 2022, arXiv:2204.02311).
     Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6; whoever only reads tokens spends 2·N."""
-    report, mfu = row.report, re.compile(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
-    said = [p for p in row.of("percent") if mfu.search(p.words) and p.exact and p.value.mid]
+    report = row.report
+    said = [p for p in row.of("percent") if _MFU.search(p.words) and p.exact and p.value.mid]
     above = (r.text for r in reversed(row.above_lines) if not re.match(r"\s*[-*•]", r.text))
     first = next(above, "") if row.kind == "line" and re.match(r"\s*[-*•]", row.text) else ""  # of a list
-    told = row.kind == "line" and mfu.search(f"{row.text} {first}")
+    told = row.kind == "line" and _MFU.search(f"{row.text} {first}")
     said = said or [p for p in row.of("percent") if told and row.only("percent")]
     rates = row.of("tokens_per_s")
     near = " ".join(report.lines[row.line - 1 : row.line + 2]).replace("*", "")

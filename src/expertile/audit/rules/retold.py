@@ -12,7 +12,7 @@ from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules import headlines
-from expertile.audit.rules.hardware import SHARE, gpu_counts, on_sheet, peaks_of
+from expertile.audit.rules.hardware import SHARE, end_before, gpu_counts, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
 from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near, words_of
@@ -88,7 +88,7 @@ def twins(report: Report) -> Iterator[Finding]:
                     message = f"the first record has {a.text}, the second {b.text}: is it from {x.text} to {y.text}?"
                     yield finding(QUESTION, "retold", message, y, x, lines=(a.line, b.line))
         for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
-            past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+            past = end_before(row, q)
             said = f" {' '.join(words_of(row.text[past : q.start]))} "
             for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
                 name = " ".join(words_of(re.sub(r"\(.*?\)", "", a.label)))
@@ -281,7 +281,7 @@ def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]
 
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """What is called the mean of a column, or the total of the one column of a table right above."""
-    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+    past = end_before(row, q)
     if _LEFT_OUT.search(row.text) or re.match(r", ?(?:and )?\d", row.text[q.end :]):
         return  # of some rows; one of a list
     mean = MEAN.search(row.text[past : q.start][-60:].replace("_", " ")) and _OVER.search(row.text)
@@ -315,7 +315,7 @@ def _whole(grid: Grid) -> bool:
 
 def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     """The best row is said to be one that another of the same sizes beats."""
-    past = max((x.end for x in row.quantities if x.end <= q.start), default=0)
+    past = end_before(row, q)
     before = row.text[max(past, q.start - 120) : q.start]
     low = q.kind in TIMES and _LEAST.search(before)
     high = (q.kind in (*RATES, "ratio") and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))

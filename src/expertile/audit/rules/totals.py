@@ -12,7 +12,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval, printed
 from expertile.audit.quantity import Quantity, stem
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.hardware import end_before, on_sheet
 from expertile.audit.units import RATES, TIMES, TYPED, unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
@@ -330,7 +330,7 @@ def _noun(row: Row, q: Quantity, past: int, counts: dict[str, set[float]]) -> st
 
 
 def _pair(row: Row, a: Quantity, b: Quantity) -> Iterator[Finding]:
-    counts, earlier = _counts(row), max((q.end for q in row.quantities if q.end <= a.start), default=0)
+    counts, earlier = _counts(row), end_before(row, a)
     said = (_noun(row, a, earlier, counts), _noun(row, b, a.end, counts))
     if bool(said[0]) == bool(said[1]):
         return

@@ -101,9 +101,8 @@ def explain_problem(
         choice = choose(problem.with_sizes(None) if device.kind == "cuda" else problem, device)
     except ValueError as e:
         refusal = str(e)
-    block_m, block_n = 128, 128
-    if choice is not None:
-        block_m, block_n = getattr(choice.config, "block_m", 128), getattr(choice.config, "block_n", 128)
+    config = choice.config if choice is not None else None
+    block_m, block_n = getattr(config, "block_m", 128), getattr(config, "block_n", 128)
     sizes = group_sizes_or_even(problem)
     if problem.layout is Layout.RAGGED_K:
         sizes = (problem.m,) * problem.groups

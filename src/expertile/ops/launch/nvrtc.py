@@ -33,7 +33,7 @@ class TensorMap(ctypes.Structure):
     _fields_ = (("opaque", ctypes.c_uint64 * 16),)
 
 
-_Room = ctypes.c_char * (128 + 64)
+_Room = ctypes.c_char * (ctypes.sizeof(TensorMap) + 64)
 _U64, _U32 = (tuple(of * rank for rank in range(6)) for of in (ctypes.c_uint64, ctypes.c_uint32))
 _ONES = tuple(of(*(1,) * rank) for rank, of in enumerate(_U32))
 
@@ -203,8 +203,8 @@ class _Memory:
             _check(driver.cuStreamDestroy_v2(stream), "cuStreamDestroy")
         finally:
             driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-        shape = {"shape": (count,), "typestr": "<i4", "data": (address.value, False), "version": 3}
-        self.__cuda_array_interface__ = shape
+        data = address.value, False
+        self.__cuda_array_interface__ = {"shape": (count,), "typestr": "<i4", "data": data, "version": 3}
 
 
 def zeros(count: int) -> torch.Tensor:
