@@ -143,6 +143,12 @@ def test_spanned_heads_of_html_name_each_column():
     assert table.header == ("n", "Time (ms) a", "Time (ms) b")
 
 
+@pytest.mark.parametrize("table", ["<table></table>", "<table><tr><th>n</th></tr></table>"])
+def test_a_table_that_a_script_fills_is_no_table(table):
+    blocks = read(f"<h1>Run</h1>{table}<p>It took 2.5 ms.</p>", "x.html")
+    assert [(b.kind, b.text) for b in blocks] == [("heading", "Run"), ("prose", "It took 2.5 ms.")]
+
+
 def test_aligned_columns_with_row_numbers():
     lines = ["       N    Triton     Torch", "0  256.0   410.2   399.1", "1  512.0   780.4   702.9", "done"]
     blocks = split_code([Line(i, text) for i, text in enumerate(lines, 1)])

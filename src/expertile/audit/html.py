@@ -1,5 +1,6 @@
 """Reads HTML: headings, text, preformatted text and tables with cells that span others."""
 
+import itertools
 import re
 from html import unescape
 
@@ -59,7 +60,7 @@ def _table(text: str, numbers: list[int]) -> Table | None:
     starts = [m.end() for m in re.finditer(r"(?i)<tr\b[^>]*>", text)]
     grid: dict[tuple[int, int], str] = {}
     heads = 0  # rows of heads only
-    for r, (start, end) in enumerate(zip(starts, [*starts[1:], len(text)], strict=True)):
+    for r, (start, end) in enumerate(itertools.pairwise([*starts, len(text)])):
         cells, column = _CELL.findall(text, start, end), 0
         heads += heads == r and all(tag in "hH" for tag, _, _ in cells)
         for _, given, inner in cells:
