@@ -12,9 +12,9 @@ import torch
 
 def require_tensors(optional: Mapping[str, object], **required: object) -> None:
     """Arguments must be tensors; those of `optional` may be None."""
-    for given in (required, optional):
+    for given, may_be_none in ((required, False), (optional, True)):
         for name, x in given.items():
-            if not isinstance(x, torch.Tensor) and (x is not None or given is required):
+            if not isinstance(x, torch.Tensor) and not (x is None and may_be_none):
                 raise ValueError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
 
 
