@@ -63,8 +63,9 @@ def test_needs_nvrtc(monkeypatch):
     ("groups", "rows", "n", "k", "expected"),
     [
         (4, 8192, 4096, 7168, Config()),
-        (4, 512, 7168, 2048, Config()),
-        (8, 512, 4096, 7168, "modelled at"),
+        (4, 512, 7168, 2048, Config(128, 5)),
+        (8, 512, 4096, 7168, Config()),
+        (8, 512, 2048, 4096, "modelled at"),
         (128, 512, 2048, 1536, Config()),
         (4, 128, 7168, 7168, Config(112, 6, dynamic=False)),
         (2, 232, 4480, 3200, Config(144, 5, dynamic=False)),
@@ -154,18 +155,19 @@ static struct { int x; } threadIdx;
 
 _MAIN = r"""
 int main(int argc, char** argv) {
-  int N = atoi(argv[1]), G = argc - 2, end = 0, tiles = 0;
+  int N = atoi(argv[1]), programs = atoi(argv[2]), G = argc - 3, end = 0, tiles = 0;
   int n_full = N / BLOCK_N, rest = N - n_full * BLOCK_N, across = n_full + (rest != 0);
   std::vector<int> tile_ends, row_ends;
   for (int g = 0; g < G; g++) {
-    int size = atoi(argv[2 + g]);
+    int size = atoi(argv[3 + g]);
     tiles += (size + ROWS - 1) / ROWS * across;
     end += size;
     tile_ends.push_back(tiles);
     row_ends.push_back(end);
   }
-  for (int t = 0; t < tiles; t++) {
-    Tile x = locate(t, n_full, rest, G, tile_ends.data(), row_ends.data());
+  Units units = units_of(tiles, programs);
+  for (int t = 0; t < units.all; t++) {
+    Tile x = locate(t, units, n_full, rest, G, tile_ends.data(), row_ends.data());
     printf("%d %d %d %d", x.group, x.row_end, x.col, x.width);
     for (int i = 0; i < CONSUMERS; i++) printf(" %d", x.row + i * 64 < x.row_end ? first_row(x, i, ROWS) : -1);
     printf("\n");
@@ -181,7 +183,8 @@ def _part(source: str, begin: str, end: str) -> str:
 @pytest.mark.parametrize("config", (*CONFIGS, Config(group_m=3, num_stages=3)), ids=str)
 def test_tiles_cover_the_result(config, tmp_path: Path):
     """`locate` and `first_row`, compiled for the host: each row of each group meets each column, in its own group, most
-    of them once. Where a group has 64 rows, every consumer has so many, which TMA can store."""
+    of them once. Where a group has 64 rows, every consumer has so many, which TMA can store. The last wave's tiles are
+    cut where there are programs for their parts."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -193,8 +196,10 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
     program.write_text(_HARNESS + defined + "\n" + lanes + tiles + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", program], check=True)
     sizes = [100, 0, 1, 300, 65, 0, *[7] * 40, 1000]
-    for n in (192, 448, 1000, 4096):
-        ran = subprocess.run([tmp_path / "tiles", *map(str, [n, *sizes])], check=True, capture_output=True, text=True)
+    seen = set()
+    for n, programs in ((192, 1), (448, 1), (1000, 1), (4096, 1), *((1000, p) for p in range(2, 300, 3))):
+        arguments = map(str, [n, programs, *sizes])
+        ran = subprocess.run([tmp_path / "tiles", *arguments], check=True, capture_output=True, text=True)
         met = torch.zeros(sum(sizes), n, dtype=torch.int32)
         ends = torch.tensor(sizes).cumsum(0).tolist()
         tiles = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
@@ -204,10 +209,20 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
             for row in (row for row in firsts if row >= 0):
                 assert row + 64 <= row_end or sizes[group] < 64
                 met[row : min(row + 64, row_end), col : col + width] += 1
-        assert met.min() == 1 and met.max() <= 2
-        for size, rows in zip(sizes, met.split(sizes), strict=True):
-            again = -size % 64 if size > 64 else 0  # the last consumer's, which the one before has as well
-            assert (rows == 2).sum() == again * n
+        rows_of_tiles = sum(-(-size // config.rows) for size in sizes)
+        whole = rows_of_tiles * -(-n // config.block_n)
+        left = whole % programs if whole >= programs else 0
+        parts = next((p for p in (config.block_n // 64, 2) if left * p <= programs), 1)
+        parts = parts if left and config.split_k == 1 and config.block_n in (128, 192) else 1
+        assert len(tiles) == whole + left * (parts - 1)
+        seen.add(parts)
+        assert met.min() == 1
+        if parts == 1:
+            assert met.max() <= 2
+            for size, rows in zip(sizes, met.split(sizes), strict=True):
+                again = -size % 64 if size > 64 else 0  # the last consumer's, which the one before has as well
+                assert (rows == 2).sum() == again * n
+    assert seen == ({1, 2, config.block_n // 64} if config.split_k == 1 and config.block_n in (128, 192) else {1})
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -217,7 +232,7 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
     dtype, for which g++ has another kernel to compile, with the first config alone."""
-    on_host(monkeypatch, cuda_folder, programs=8)
+    on_host(monkeypatch, cuda_folder, programs=8 if config.split_k > 1 else 6)  # 6: the last tiles are cut, both ways
     for kept in ("_launch", "_kernel", "_binary"):
         monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     counter = torch.zeros(1, dtype=torch.int32)  # each kernel leaves it at zero for the next
@@ -272,6 +287,7 @@ FAULTS = {
     "sums are read before they have come": (SPLIT, without("store_part", "barrier_wait", 1)),
     "no program hears that its sums were read": (SPLIT, without("store_part", "barrier_arrive_at")),
     "the first tile stands by what offs said too early": (Config(), lambda s: s.replace("!= row_end", "< 0")),
+    "a tile's parts begin where it does": (Config(), lambda s: s.replace("part * (thirds ? 64 : 128)", "0")),
     "the last columns are those of the first box": (
         Config(),
         lambda s: s.replace("tile.col + whole * EDGE", "tile.col"),
@@ -289,7 +305,7 @@ def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     operands = cases.make(case)
     for seed in range(4):
         with monkeypatch.context() as patch:
-            on_host(patch, cuda_folder, programs=config.split_k, seed=seed, fault=fault)
+            on_host(patch, cuda_folder, programs=config.split_k if config.split_k > 1 else 6, seed=seed, fault=fault)
             out = cases.poisoned_out(case)
             try:
                 BACKEND.run(cases.problem_of(case, operands), operands, config, out)

@@ -241,8 +241,9 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   const int steps = (SPLIT == 1 ? all_steps : (rank + 1) * all_steps / SPLIT) - first_step;
   const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N, across = n_full + (n_rest != 0);
   const auto tiles = [=](int rows) { return (rows + ROWS - 1) / ROWS * across; };
-  const auto find = [=](int t) {
-    return t < tile_ends[G - 1] ? locate(t, n_full, n_rest, G, tile_ends, row_ends) : Tile{0, 0, 0, 0, 0};
+  const int stride = gridDim.x / SPLIT;
+  const auto find = [=](int t, const Units& units) {
+    return t < units.all ? locate(t, units, n_full, n_rest, G, tile_ends, row_ends) : Tile{0, 0, 0, 0, 0};
   };
   // Boxes end where the tensor does: TMA takes 7 clocks for each row outside, 2 inside (H200).
   const int at_once = min(ROWS, M);
@@ -252,7 +253,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   if (warp == 4 * CONSUMERS + 1 && guessed) {
     if (G > 1 && lane < G) row_end = load_now(offs + lane);
     list_groups(tile_ends, row_ends, G, [=](int) { return row_end; }, tiles);
-    tile = find(blockIdx.x / SPLIT);
+    tile = find(blockIdx.x / SPLIT, {tile_ends[G - 1], 1, tile_ends[G - 1]});
     if (early && tile.row < tile.row_end && elected()) {
       prefetch_2d(a_wide_map, first_step * K_STEP, tile.row);
       prefetch_3d(b_wide_map, first_step * K_STEP, tile.col, tile.group);
@@ -269,19 +270,22 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
     if (warp == 4 * CONSUMERS + 1) {
       // The scheduler: a tile ahead of the others, with its scales of b.
-      const int stride = gridDim.x / SPLIT, scales_n = (N + 127) / 128;
+      const int scales_n = (N + 127) / 128;
       bool found = guessed && (G == 1 || !__ballot_sync(0xffffffffu, lane < G && load_now(offs + lane) != row_end));
       if (!found) list_groups(tile_ends, row_ends, G, [=](int g) { return load_now(offs + g); }, tiles);
+      // No program's first tile is cut: it need not wait to know which are.
+      Units units{tile_ends[G - 1], 1, tile_ends[G - 1]};
       int t = blockIdx.x / SPLIT;
       for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_empty + slot * 8, parity);
-        if (!found) tile = find(t);
+        if (!found) tile = find(t, units);
         found = false;
         if (lane == 0) {
           send(s.tile + slot * 32, tile);
           barrier_arrive(s.tile_full + slot * 8);
         }
         if (tile.width == 0) break;
+        units = units_of(tile_ends[G - 1], stride);
         int next = t + stride;
         if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);
         const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
@@ -295,7 +299,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
-        if (DYNAMIC && lane == 0) drawn(counter, next, tile_ends[G - 1]);
+        if (DYNAMIC && lane == 0) drawn(counter, next, units.all);
         t = DYNAMIC ? stride + __shfl_sync(0xffffffffu, next, 0) : next;
       }
     } else if (warp == 4 * CONSUMERS && elected()) {
@@ -306,7 +310,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         tile = received(s.tile + slot * 32);
         if (tile.width == 0) break;
         const int rows = tile.row_end - tile.row, boxes = rows > 64 ? CONSUMERS : 1;
-        const int columns = min(BLOCK_N, N - tile.col), whole = columns / EDGE;
+        const int columns = min(tile.width, N - tile.col), whole = columns / EDGE;
         const u32 a_bytes = (rows >= at_once ? at_once : boxes * min(64, M)) * K_STEP;
         const u32 bytes = a_bytes + columns * K_STEP + scales_bytes;
         for (int step = 0, stage = 0; step < steps; step++) {

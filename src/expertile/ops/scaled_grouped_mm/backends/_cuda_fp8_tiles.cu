@@ -6,8 +6,25 @@ constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many 
 // width 0: there are no more tiles.
 struct Tile { int group, row, row_end, col, width; };
 
-// The tile of a number. tile_ends[g]: tiles up to and including group g; row_ends[g]: its last row + 1.
-__device__ __forceinline__ Tile locate(int t, int n_full, int rest, int G, const int* tile_ends, const int* row_ends) {
+// What programs take: tiles, of which those from number `whole` on are cut into `parts` of 64 columns, or of 128 and 64.
+struct Units { int whole, parts, all; };
+
+// The last wave has a tile for some programs only: parts of it, if there are programs for all of them.
+__device__ __forceinline__ Units units_of(int tiles, int programs) {
+  if (SPLIT > 1 || BLOCK_N <= 64 || BLOCK_N % 64 || tiles < programs) return {tiles, 1, tiles};
+  const int left = tiles - quotient(tiles, programs) * programs;
+  const int parts = left * (BLOCK_N / 64) <= programs ? BLOCK_N / 64 : left * 2 <= programs ? 2 : 1;
+  return {parts > 1 ? tiles - left : tiles, parts, tiles + left * (parts - 1)};
+}
+
+// The tile, or part of one, of a number. tile_ends[g]: tiles up to and including group g; row_ends[g]: its last row + 1.
+__device__ __forceinline__ Tile locate(int unit, const Units& units, int n_full, int rest, int G, const int* tile_ends,
+                                       const int* row_ends) {
+  int t = unit, part = 0;
+  if (unit >= units.whole) {
+    t = units.whole + quotient(unit - units.whole, units.parts);
+    part = unit - units.whole - (t - units.whole) * units.parts;
+  }
   const int across = n_full + (rest != 0), g = group_of(t, tile_ends, G);
   const int first = g ? tile_ends[g - 1] : 0;
   const int row = g ? row_ends[g - 1] : 0;
@@ -20,6 +37,12 @@ __device__ __forceinline__ Tile locate(int t, int n_full, int rest, int G, const
   const int edge = (rest + EDGE - 1) / EDGE * EDGE;
   found.width = at.n >= n_full && edge < BLOCK_N ? edge : BLOCK_N;
   found.col = at.n * BLOCK_N;
+  if (unit >= units.whole) {
+    // Past the edge: the last columns once more, with the same bits.
+    const bool thirds = units.parts * 64 == BLOCK_N;
+    found.col += min(part * (thirds ? 64 : 128), found.width - 64);
+    found.width = min(thirds || part ? 64 : 128, found.width);
+  }
   return found;
 }
 

@@ -153,9 +153,23 @@ def _waves(problem: ScaledProblem, device: Device, config: Config, tiles_m: floa
     return problem.groups * tiles_m * -(-problem.n // config.block_n) * config.split_k / device.sm_count
 
 
-# From so many tiles of a multiprocessor on they are drawn from a counter. (H200, 2026-11-27, 20 random products: with 4
-# to 8 tiles 3 % slower to 5 % faster, 1.7 % faster in the mean; with 2 to 4 as fast.)
-_DRAWN = 4
+# From so many tiles of a multiprocessor on they are drawn from a counter.
+_DRAWN = 5
+
+
+def _rounds(waves: float, config: Config) -> float:
+    """How many tiles, one after another, the multiprocessor with the most work takes. The kernel cuts the tiles of a
+    last wave that is a third or half full; drawn tiles even out what is left."""
+    whole = math.floor(waves)
+    last = waves - whole
+    if config.dynamic or not last:
+        return waves
+    if whole and config.block_n in (128, 192) and config.split_k == 1:
+        if last * (config.block_n // 64) <= 1:
+            return whole + (0.55 if config.block_n == 192 else 0.75)
+        if last * 2 <= 1:
+            return whole + 0.83
+    return whole + 1
 
 
 def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
@@ -166,12 +180,11 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     problems of 24 to 1752 rows a group on an H200, 2026-11-27: docs/notes/quantised.md, "One model".)"""
     rows = problem.mean_group
     alone = rows <= 64 or config.consumers == 1
-    covered = 1.0 + 0.06 * (config.block_n % 64 > 0) - 0.05 * max(0, config.block_n - 128) / 64
+    covered = 1.0 + 0.04 * (config.block_n % 64 > 0) - 0.07 * max(0, config.block_n - 128) / 64
     waiting = 1.5 if alone else covered
 
     def rounds(tiles_m: float) -> float:
-        waves = _waves(problem, device, config, tiles_m)
-        return waves + 0.3 if waves >= _DRAWN else math.ceil(waves)
+        return _rounds(_waves(problem, device, config, tiles_m), config)
 
     waves = gluon_fp8.expected(rounds, rows / config.rows, 0.1 if problem.groups > 1 else 0.0)
     units = _waves(problem, device, config) * device.sm_count
@@ -180,8 +193,8 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     seconds = gluon_fp8.modelled(problem, device, tile, waiting, waves, units, config.split_k, loading)
     copied = problem.scale_a_strides[0] != 1  # scales of a, by a kernel of its own
     # Its first tile is found, and asked of memory, before the kernel ahead is done.
-    seconds += 2e-6 * copied - 0.7e-6
-    return seconds + (4.6e-6 if config.block_n == 128 else 1.6e-6) * (config.split_k > 1)
+    seconds += 2e-6 * copied - 0.2e-6
+    return seconds + (4.6e-6 if config.block_n == 128 else 1.1e-6) * (config.split_k > 1)
 
 
 def slower(problem: ScaledProblem, device: Device) -> str | None:
@@ -189,9 +202,7 @@ def slower(problem: ScaledProblem, device: Device) -> str | None:
     rows = problem.mean_group
     if rows <= 16:
         return f"loads 64 rows where a group has {rows:.0f}"
-    # From 10 on, and sustained, 1 % slower to 23 % faster (twelve problems, H200, 2026-11-26); with 9, drawn, 6 %
-    # faster (one problem, 2026-11-27).
-    if _waves(problem, device, Config()) >= 8:
+    if _waves(problem, device, Config()) >= 8:  # 0 to 10 % faster on 13 problems (H200, 2026-11-27)
         return None
     config = configs(problem, device)[0]
     ours, theirs = _seconds(problem, device, config), gluon_fp8.best_seconds(problem, device)
@@ -219,8 +230,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
         low = [lone, *(replace(lone, block_n=n) for n in (80, 96))]
         # Of equal times the first is taken: two consumers where some groups may have more rows than one holds.
         found = found + low if problem.groups > 1 and problem.mean_group > 48 else low + found
-    # (72 rows of one group, 7168 -> 2944, in halves of K: 15.6 us, by `gluon_fp8` 13.5.)
-    if not 64 < problem.mean_group <= 112 and _waves(problem, device, split) <= 2:
+    if _waves(problem, device, split) <= 2:
         found += [replace(lone, split_k=2), split, replace(split, block_n=128)]
     found = [_fitted(c, problem, device) for c in found]
     first, *others = sorted(found, key=partial(_seconds, problem, device))

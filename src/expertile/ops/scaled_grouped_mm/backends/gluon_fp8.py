@@ -228,17 +228,18 @@ def modelled(
     products alone), its bytes through L2 (64 a clock, `loading` times as long) and its share of the bytes from memory.
     """
     p, (block_m, block_n) = problem, tile
-    clock = 1.5e9  # Hz, what 700 W leave of 1.98 GHz under FP8 products
+    # Hz: 700 W leave 1.5 GHz of 1.98 under FP8 products that last, more to those that are done soon.
+    clock = 1.78e9 - 0.28e9 * min(1.0, max(0.0, (math.log10(max(p.work().flops, 1)) - 10) / 1.5))
     depth = p.k if p.layout is Layout.RAGGED_M else max(p.mean_group, 1)
     steps = math.ceil(depth / BLOCK) / split_k
     products = block_m * block_n * BLOCK / 4096 * waiting
     loads = (block_m + block_n) * BLOCK / 64 * loading
-    on_chip = waves * (steps * max(products, loads) + 700) / clock
+    on_chip = waves * (steps * max(products, loads) + 350) / clock
     from_memory = p.work().nbytes / (0.9 * (device.memory_bps or 4e12))
     # Few programs do not ask for bytes fast enough. (This and what a split K costs: fitted to 52 shapes on an H200,
     # 2026-11-26, where the config of the lowest modelled time was at 0.988 of the fastest in geometric mean.)
     from_memory *= math.sqrt(device.sm_count / min(max(1, units), device.sm_count))
-    return 2e-6 + max(on_chip, from_memory) + 0.3 * min(on_chip, from_memory)
+    return 2e-6 + max(on_chip, from_memory) + 0.4 * min(on_chip, from_memory)
 
 
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
