@@ -18,7 +18,7 @@ float32, are added by a second kernel in a fixed order: no atomics, and the same
 import torch
 
 from expertile.ops.rows.config import RowConfig
-from expertile.ops.rows.norm_autograd import asked_for, normalize, row_norm_backward
+from expertile.ops.rows.norm_autograd import normalize, row_norm_backward
 
 
 def layer_norm(
@@ -53,8 +53,7 @@ def layer_norm(
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    made = normalize(x, weight, bias, residual, eps, True, return_stats, config, backward_config)
-    return made[0] if residual is None and not return_stats else asked_for(made, residual is not None, return_stats)
+    return normalize(x, weight, bias, residual, eps, True, return_stats, config, backward_config)
 
 
 def layer_norm_backward(
