@@ -9,7 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from expertile.lab.report import html, verdict
+from expertile.lab.report.page import html
+from expertile.lab.report.verdict import verdict
 from tests.lab.report import samples
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
