@@ -13,11 +13,9 @@ in their block: 2^-6 / 448) by at most 2^-10 · scale; normally distributed data
 (arXiv:2209.05433 for the format). Fused, the activation is quantised as float32 makes it, not rounded to x's dtype
 first.
 
-Bytes of T × K activations: itemsize · T · K read (twice that for SwiGLU's two halves), T · K + 4 T · ceil(K / 128)
-written, and as much again for the transposed copy that the weight gradient needs, for which nothing is read again
-(but for a norm: there rows are read twice, since no program holds whole rows of 128 tokens). About 12 FLOPs an element:
-memory limits all of them, time >= bytes / bandwidth. Triton, from compute capability 8.9 on, where GPUs convert to
-e4m3; plain torch elsewhere.
+Memory limits all of them: itemsize · T · K bytes read (twice that for SwiGLU's two halves, or a norm with a transposed
+copy), T · K + 4 T · ceil(K / 128) written, and as much again for the transposed copy. Triton, from compute capability
+8.9 on, where GPUs convert to e4m3; plain torch elsewhere.
 """
 
 from typing import Any, overload
