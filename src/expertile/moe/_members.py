@@ -1,8 +1,7 @@
 """The ranks of a process group: whether they agree on a configuration, and who is missing when a collective fails.
 
-A collective says that it failed or timed out, not because of whom. So a rank that sees it fail signs in the group's
-store, and the ranks that do not sign within a while are named. The store is the rendezvous that every process group
-has: it needs neither the broken connections nor the GPU."""
+A collective does not say because of whom it failed. So a rank that sees it fail signs in the group's store, which needs
+neither the broken connections nor the GPU, and the ranks that do not sign within a while are named."""
 
 import json
 import time
