@@ -7,9 +7,8 @@
 Records of `grouped_mm` (ragged M) become definitions of ours, `grouped_gemm_<dtype>_g<G>_n<N>_k<K>`. Records of a
 definition that the folder holds become traces of it. What is there already stays.
 
-A record has a relative Frobenius error and a largest error relative to the reference's size, no absolute one: that is
-NaN. Of two policies that one counts under which the reference was timed as well, graph before eager. Seconds are those
-of the record; the reference's, and so a speedup, are left out where it was not timed.
+A record has no absolute error: that is NaN. Of two policies that one counts under which the reference was timed as
+well, graph before eager; without it there is no speedup.
 """
 
 import json

@@ -1,16 +1,13 @@
 """Compare two sets of records: faster, slower or tie, with confidence, and what was lost.
 
-Rows are matched by `Record.key`. Two runs differ in power, clocks and temperature. A time is therefore judged, where
-both runs have one, relative to the speed of light of its own run: `dense` where compute limits, `copy` where memory
-does. Records of `copy` made before its ways were raced are of memcpy alone, and serve only beside memcpy's.
+Rows are matched by `Record.key`. Two runs differ in power, clocks and temperature: a time is judged, where both runs
+have one, relative to the speed of light of its own run, `dense` where compute limits, `copy` where memory does. Records
+of `copy` made before its ways were raced are of memcpy alone, and serve only beside memcpy's.
 
-The speed-up is ln(old / new), of tokens/s ln(new / old), minus that of the normaliser. A time's uncertainty is half its
-95 % interval in the logarithm; those of independent measurements add in squares. Bytes are counted and have none. A row
-is faster or slower only if the interval of the speed-up excludes 1 and the speed-up is at least `min_effect`. All else
-is a tie, or inconclusive where the interval reaches further than 10 % (`WIDE`).
-
-A workload under a policy that only one side measured is counted apart. A backend that had a value there and has none
-now is a regression.
+The speed-up is ln(old / new), of tokens/s ln(new / old), minus that of the normaliser. Half the 95 % intervals, in the
+logarithm, add in squares; bytes have none. A row is faster or slower only if the interval of the speed-up excludes 1
+and the speed-up is at least `min_effect`; else a tie, or inconclusive where it reaches further than 10 % (`WIDE`). A
+workload under a policy that only one side measured is counted apart.
 """
 
 import math
