@@ -22,11 +22,6 @@ def group_device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda" if "cuda" in kinds and torch.cuda.is_available() else "cpu")
 
 
-def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """After which the group gives a collective up, as it was made with."""
-    return group._get_backend(group_device(group)).options._timeout
-
-
 class Members:
     """This process among the ranks of `group`; messages name ranks by their number in the default group.
 
@@ -39,7 +34,8 @@ class Members:
         self.rank, self.world = group.rank(), group.size()
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.name = str(self.ranks[self.rank])
-        self.timeout = group_timeout(group) if timeout is None else timeout
+        own = group._get_backend(group_device(group)).options._timeout
+        self.timeout: timedelta = own if timeout is None else timeout
         self.patience = self.timeout * 0.75
         self.grace = min(self.timeout / 8, timedelta(seconds=10))
         self._store = group.get_group_store()
