@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from expertile.lab.report.markers import POLYGONS, SIZE, STROKES
-from expertile.lab.report.palette import readable
+from tools.pages.colours import readable
+from tools.pages.shapes import POLYGONS, SIZE, STROKES
 
 _CARDS = {"light": "#ffffff", "dark": "#161b22"}
 _INK = {

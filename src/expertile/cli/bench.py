@@ -28,7 +28,10 @@ from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Site
 from expertile.lab.race.memory import measure_memory
 from expertile.lab.race.record import SECONDS, Record, kept, read, results_path, shipped_records
-from expertile.lab.report import elsewhere_lines, html, leaderboard, of_candidate, table, tables, verdict
+from expertile.lab.report.leaderboard import leaderboard, tables
+from expertile.lab.report.page import html
+from expertile.lab.report.table import elsewhere_lines, table
+from expertile.lab.report.verdict import of_candidate, verdict
 
 PRESET_NAMES = ", ".join(ALL_PRESETS)
 # The field of a bench file that an option stands for.

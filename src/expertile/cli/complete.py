@@ -1,51 +1,37 @@
-"""What the shell offers after an option that wants a name: each function is called on the tab key alone."""
+"""What the shell offers after an option that wants a name; names are looked up on the tab key alone."""
 
-from collections.abc import Iterable
-
-
-def presets(incomplete: str) -> list[str]:
-    from expertile.lab.bench.presets import ALL_PRESETS
-
-    return _of(ALL_PRESETS, incomplete)
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
 
 
-def rivals(incomplete: str) -> list[str]:
+def _in(module: str, name: str) -> Any:
+    return getattr(import_module(f"expertile.{module}"), name)
+
+
+def _backends() -> list[str]:
+    return [b.name for b in _in("ops.grouped_mm.backends", "BACKENDS")]
+
+
+def _rivals() -> list[str]:
     """Backends of grouped products, and rivals of the other operators."""
-    from expertile.lab.operators import operators
-    from expertile.ops.grouped_mm.backends import BACKENDS
-
-    return _of([*(b.name for b in BACKENDS), *(r.name for o in operators().values() for r in o.rivals)], incomplete)
+    return [*_backends(), *(r.name for o in _in("lab.operators", "operators")().values() for r in o.rivals)]
 
 
-def backends(incomplete: str) -> list[str]:
-    """Backends of grouped products."""
-    from expertile.ops.grouped_mm.backends import BACKENDS
-
-    return _of([b.name for b in BACKENDS], incomplete)
-
-
-def gpus(incomplete: str) -> list[str]:
+def _gpus() -> list[str]:
     """Short names without spaces, which no shell has to quote."""
-    from expertile.device import known_devices
-
-    return _of([min(d.aliases, key=len).replace(" ", "-") for d in known_devices() if d.aliases], incomplete)
+    return [min(d.aliases, key=len).replace(" ", "-") for d in _in("device", "known_devices")() if d.aliases]
 
 
-def models(incomplete: str) -> list[str]:
-    from expertile.lab.report.impact import MODELS
+def _offers(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in dict.fromkeys(names()) if name.lower().startswith(incomplete.lower())]
 
-    return _of(MODELS, incomplete)
-
-
-def operators_explained(incomplete: str) -> list[str]:
-    from expertile.cli.traffic import OPERATORS
-
-    return _of(OPERATORS, incomplete)
+    return complete
 
 
-def policies(incomplete: str) -> list[str]:
-    return _of(("graph", "eager", "both"), incomplete)
-
-
-def _of(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name.lower().startswith(incomplete.lower())]
+presets = _offers(lambda: _in("lab.bench.presets", "ALL_PRESETS"))
+rivals, backends, gpus = _offers(_rivals), _offers(_backends), _offers(_gpus)
+models = _offers(lambda: _in("lab.report.impact", "MODELS"))
+operators_explained = _offers(lambda: _in("cli.traffic", "OPERATORS"))
+policies = _offers(lambda: ("graph", "eager", "both"))

@@ -12,19 +12,13 @@ from expertile.cli.output import check_file, check_folder, print_json
 from expertile.lab.flashinfer import write as write_traces
 from expertile.lab.race import compare as comparing
 from expertile.lab.race.record import Record, read, shipped_root, shown_files
-from expertile.lab.report import history as history_of
-from expertile.lab.report import (
-    history_page,
-    html,
-    leaderboard,
-    markdown,
-    show_history,
-    site,
-    summary,
-    table,
-    tables,
-    verdict,
-)
+from expertile.lab.report.history import history as history_of
+from expertile.lab.report.history import history_page, show_history
+from expertile.lab.report.leaderboard import leaderboard, tables
+from expertile.lab.report.markdown import markdown
+from expertile.lab.report.page import html, site, summary
+from expertile.lab.report.table import table
+from expertile.lab.report.verdict import verdict
 
 
 def compare(

@@ -1,18 +1,15 @@
 """The layer for few tokens (decoding): nothing is put in order, and four small kernels follow closely on each other.
 
-With T tokens of k slots each and T * k far below the number of experts, hardly any expert has two rows, and time is
-that of reading the weights of the experts touched once. What the general way adds is a launch for the permutation and
-one for combine, and products in tiles of 64 rows, too few to fill the GPU. Here
+With T * k slots far below the number of experts, time is that of reading the weights of the experts touched once. Here
 
     logits   x @ router^T, a program for an expert or two of a token
     route    as ever, with PDL
     up       act[slot] = f(gate_up[e] @ x[t]), a program for some columns of a slot
     down     out[t] = sum over j of w[t, j] * down[e] @ act[t * k + j], a program for some columns of a token
 
-Each is a product of a matrix and a vector: an expert's weights are read once for each of its slots. On compute
-capability 9.0 a kernel starts before the one before it is done and waits on the device; `down` only when `up` has read
-its weights. Every sum is in one order: equal inputs give equal bits. Bytes beyond the weights: those of act, [T k, I].
-docs/notes/moe.md ("Decode: few tokens") has the times against the general way, and what was tried.
+Each is a product of a matrix and a vector. On compute capability 9.0 a kernel starts before the one before it is done
+and waits on the device; `down` only when `up` has read its weights. Every sum is in one order: equal inputs give equal
+bits. docs/notes/moe.md ("Decode: few tokens") has the times against the general way, and what was tried.
 """
 
 from typing import Any, NamedTuple

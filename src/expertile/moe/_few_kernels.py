@@ -1,9 +1,7 @@
 """Triton kernels of the layer for few tokens; see `_few` for what they compute and when.
 
-There is no order by expert here: a program looks at topk_ids and knows which weights it reads. What must be fast is
-the reading of weights, so programs are many and small, each with several tiles on their way (`num_stages`), and no
-kernel is launched only when another is done: with PDL each begins while the one before it still runs (programmatic
-dependent launch), and waits there before it reads anything.
+A program looks at topk_ids and knows which weights it reads. Programs are many and small, each with several tiles on
+their way (`num_stages`); with PDL (programmatic dependent launch) a kernel begins while the one before it still runs.
 """
 
 import triton

@@ -13,22 +13,15 @@ pre, the routing, x where gate_up has an adapter, and u and v [R, r] beside them
     dx       dpre @ W + du @ A, each token's rows summed                         the base's product, expand, combine
     dA, dB   sums over each expert's rows: dA = du^T x[rows], dB = dpre^T u, …     outer
 
-FP8 (weights in e4m3, blocks of 128×128; or MXFP4 in the order of FP8 products, `Mxfp4Fp8Weight`): activations are
-quantised in blocks of 1×128, as DeepSeek-V3 does (arXiv:2412.19437, 3.3.2), x once for each token and not for each of
-its rows, and act. Beside 4-bit weights x, and act where no kernel rounds it as it makes it, have one scale for each
-row. The backward pass runs in x's dtype with the weights' values (values · scales): quantisation of the activations is
-differentiated as if it did nothing. Beside other weights in 4 bits activations stay in x's dtype; `weight_only_mm`
-reads a quarter of the bytes. `down_gradient` dequantises 4 bits a range of I after the other.
+FP8 (Fp8Blocks of 128×128, `Mxfp4Fp8Weight`): activations are quantised in blocks of 1×128, as DeepSeek-V3 does
+(arXiv:2412.19437, 3.3.2), x once for each token, and act. Beside 4-bit weights x, and act where no kernel rounds it as
+it makes it, have one scale for each row. The backward pass runs in x's dtype with the weights' values: quantisation of
+the activations is differentiated as if it did nothing. Beside other weights in 4 bits activations stay in x's dtype.
 
 Adapters on dense weights on sm_90: the products with u, v, dv and du are more steps of K of the base's products
-(`ops/low_rank/joined.py`), which keep their fused epilogues; pre comes with its delta. v and du are then products of
-their own. Elements read beyond the base's: R I (act, for v), 2 R I (dpre, for du), 3 R I (act and dpre, for dA2 and
-dB), and four passes over x and dy, which L2 holds.
-
-Adapters on other weights and GPUs: the delta of pre must be there before the activation, so pre leaves the base's
-product without its activation epilogue. It is kept without its delta, which `backward` adds again: that costs a product
-with r columns and saves writing pre twice. Elements, in place of the reads for v and du: forward 2 R I (pre again) and
-2 R H (y read and written), backward 2 R I (da) and 2 R H (dx's rows).
+(`ops/low_rank/joined.py`), which keep their fused epilogues; pre comes with its delta. On other weights and GPUs pre
+leaves the base's product without its activation epilogue and is kept without its delta, which `backward` adds again.
+docs/notes/moe.md ("Adapters") counts the elements.
 """
 
 from typing import Any

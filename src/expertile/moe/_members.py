@@ -1,8 +1,7 @@
 """The ranks of a process group: whether they agree on a configuration, and who is missing when a collective fails.
 
-A collective says that it failed or timed out, not because of whom. So a rank that sees it fail signs in the group's
-store, and the ranks that do not sign within a while are named. The store is the rendezvous that every process group
-has: it needs neither the broken connections nor the GPU."""
+A collective does not say because of whom it failed. So a rank that sees it fail signs in the group's store, which needs
+neither the broken connections nor the GPU, and the ranks that do not sign within a while are named."""
 
 import json
 import time
@@ -23,11 +22,6 @@ def group_device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda" if "cuda" in kinds and torch.cuda.is_available() else "cpu")
 
 
-def group_timeout(group: dist.ProcessGroup) -> timedelta:
-    """After which the group gives a collective up, as it was made with."""
-    return group._get_backend(group_device(group)).options._timeout
-
-
 class Members:
     """This process among the ranks of `group`; messages name ranks by their number in the default group.
 
@@ -40,7 +34,8 @@ class Members:
         self.rank, self.world = group.rank(), group.size()
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.name = str(self.ranks[self.rank])
-        self.timeout = group_timeout(group) if timeout is None else timeout
+        own = group._get_backend(group_device(group)).options._timeout
+        self.timeout: timedelta = own if timeout is None else timeout
         self.patience = self.timeout * 0.75
         self.grace = min(self.timeout / 8, timedelta(seconds=10))
         self._store = group.get_group_store()

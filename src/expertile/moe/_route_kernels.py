@@ -1,10 +1,9 @@
 """Triton kernels of the router's selection; see router.py for what they compute.
 
-A program takes BLOCK_T tokens and all experts, laid out as GROUPS_P2 groups of SIZE_P2 places, so that a limit to some
-groups is a reduction over one dimension. What is chosen by is turned into integers of the same order. Each selection
-takes the largest integer of a row and then the lowest place that has it, two reductions that a warp does in one
-instruction each: ties go to the lower expert, whatever the machine. Among bfloat16 logits, 16 bits of the integer are
-left to hold the place, and one reduction finds both.
+A program takes BLOCK_T tokens and all experts, laid out as GROUPS_P2 groups of SIZE_P2 places. What is chosen by is
+turned into integers of the same order. Each selection takes the largest integer of a row and then the lowest place that
+has it: ties go to the lower expert, whatever the machine. Among bfloat16 logits, 16 bits of the integer are left to
+hold the place, and one reduction finds both.
 """
 
 from typing import NamedTuple

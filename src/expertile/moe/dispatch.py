@@ -11,9 +11,8 @@ device:
     return buffer   slots by (chunk, rank they go back to), then by place in the receive buffer; the sender works the
                     same order out from its send buffer, so that nothing but the rows themselves travels back
 
-How long a buffer is: exactly what it holds, which the host must know (counts are exchanged; one wait for the GPU), or
-`capacity` rows for each rank, which it knows beforehand. Then nothing waits, unused rows carry ids of no expert, and
-what does not fit is counted.
+A buffer is as long as what it holds, which the host must know (counts are exchanged; one wait for the GPU), or has
+`capacity` rows for each rank: then nothing waits, unused rows carry ids of no expert, and what does not fit is counted.
 """
 
 from dataclasses import dataclass

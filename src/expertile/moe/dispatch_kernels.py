@@ -1,7 +1,6 @@
 """The index tables of a step of expert parallelism, each in one launch; `dispatch_formulas` has what they are.
 
-They take some microseconds each, however they are written: what counts is that there are few of them, for the host
-queues a step of many small operators more slowly than a GPU runs it. So a kernel does all that lies between two
+The host queues many small operators more slowly than a GPU runs them. So a kernel does all that lies between two
 permutations, one element of its widest table in each thread.
 """
 

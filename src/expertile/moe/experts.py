@@ -19,15 +19,9 @@ What is kept for the backward pass is x, pre [R, 2I] and the routing; act, y and
     dgate_up          dpre^T @ x[rows]                                              gathered_wgrad
 
 That the gradient of the routing weights is <dy[rows] @ down, f(pre)>, from what the product has in registers, is
-SonicMoE's (arXiv:2512.14080): y need not be kept. Where weight gradients cannot gather, dy is put in order once, for
-both products of it, and x is copied some columns at a time. dpre takes pre's memory, unless the graph is kept
-(`retain_graph`) or compiled. Peak memory beyond the results: R (2I + I + H) elements forward and backward. Every sum is
-formed in one order, so equal inputs give equal bits.
-
-With few tokens and no gradient there is no order, and `_few` does it all.
-
-Weights are stored as `torch.nn.Linear` has them: gate_up [E, 2I, H], down [E, H, I]. As Fp8Blocks of 128×128,
-Int4Weight, Mxfp4Weight or Mxfp4Fp8Weight they are used as they are: see `_frozen`.
+SonicMoE's (arXiv:2512.14080): y need not be kept. dpre takes pre's memory, unless the graph is kept (`retain_graph`) or
+compiled. Peak memory beyond the results: R (2I + I + H) elements. Every sum is formed in one order: equal inputs give
+equal bits. With few tokens and no gradient there is no order, and `_few` does it all; quantised weights: see `_frozen`.
 """
 
 from typing import Any

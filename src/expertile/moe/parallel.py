@@ -12,12 +12,11 @@ experts' products run there, with the kernels of a single GPU, and the results t
     sum         out[t] = Σ_j w[t, j] y[t, j] in the order of j; or Σ over ranks of their sums
 
 All chunks' dispatches are queued at once, and a chunk's results start back while the next chunk's products run. The
-order of sums in "ordered" is that of one GPU. So are the bits, as long as the products are computed the same way for
-other numbers of rows. "partial" rounds each rank's sum to x's dtype.
+order of sums in "ordered" is that of one GPU; "partial" rounds each rank's sum to x's dtype.
 
-The backward pass sends dy as x was sent, and sums dx over a rank's experts before it returns: both move ≤ min(W, k)
-rows a token. It computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation,
-the plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
+The backward pass sends dy as x was sent, and sums dx over a rank's experts before it returns: ≤ min(W, k) rows a token
+each. It computes the weights' gradients while dx travels. What is kept: the rows received, the pre-activation, the
+plan. A weight's gradient is complete on the rank that holds it: do not all-reduce it over the group.
 """
 
 from dataclasses import asdict, dataclass

@@ -8,9 +8,7 @@ counting sort of topk_ids,
 so equal inputs give equal orders, on every machine. A slot whose id is no expert (`num_experts` is the mark for a
 dropped one) has no row.
 
-Bytes: topk_ids read twice, 4 bytes written to each of rows, slots and positions, and E counts for every 128 slots:
-some 5 MB for 32768 tokens with top-8 of 128, two microseconds of memory traffic. What takes time is latency, so there
-are three launches of many small programs:
+What takes time is latency, not bytes, so there are three launches of many small programs:
 
     count   the histogram of every block of 128 slots                         [E, blocks]
     scan    for every expert the running sum of its counts over the blocks    one program per expert

@@ -1,29 +1,24 @@
 """Token rounding: the rows of each expert become a whole number of tiles, by dropping or adding tokens.
 
-A grouped product computes tiles of M rows: ceil(n_e / M) * M rows for the n_e of expert e, of which on average M / 2
-are empty. With T * k rows in all, a share of about (E * M / 2) / (T * k + E * M / 2) of the products is thrown away:
-for top-8 of 128 experts and M = 128, 3 % of 32768 tokens' and 20 % of 4096 tokens'. Token rounding (Guo, Mishra, Cheng,
-Stoica, Dao, "SonicMoE", arXiv:2512.14080) changes the routing instead: n_e becomes a multiple of M,
+A grouped product computes tiles of M rows, ceil(n_e / M) * M of them for the n_e rows of expert e: for top-8 of 128
+experts and M = 128, 3 % of the rows of 32768 tokens are empty, and 20 % of 4096 tokens'. Token rounding (Guo, Mishra,
+Cheng, Stoica, Dao, "SonicMoE", arXiv:2512.14080) changes the routing instead: n_e becomes a multiple of M,
 
     "down"      M * floor(n_e / M)              the n_e mod M slots of lowest weight are dropped
     "up"        M * ceil(n_e / M)               the best tokens that had not chosen e are added
     "nearest"   whichever is closer; up when equally close
     "adaptive"  whichever moves less routing weight: down costs the sum of the dropped weights, up that of the added
 
-SonicMoE ranks, for each expert, the tokens that chose it by weight and behind them all others by score (the score minus
-one), and keeps the first n_e' of that ranking. So it is here, except that "all others" are those that have e among
-their next-best `candidates`: a token cannot be added everywhere at once, and the routing keeps a static shape, [T,
-top_k + candidates] with dropped slots. Where candidates run out, rounding up leaves the last tile partly empty: it then
-adds what there is. An expert with fewer than M rows loses all of them by "down": with T * k / E below M that is
-most of the routing. `rounding_effect` says what a rounding did, and nothing here is on by default.
+As SonicMoE does, an expert keeps the first n_e' of the tokens that chose it, by weight, and behind them of others, by
+score; here those that have it among their next-best `candidates`, so that the routing keeps a static shape, [T, top_k +
+candidates] with dropped slots. Where candidates run out, the last tile stays partly empty. An expert with fewer than M
+rows loses all of them by "down". `rounding_effect` says what a rounding did, and nothing here is on by default.
 
 A capacity is the same operation with another target: min(n_e, ceil(capacity_factor * T * k / E)) rows, and with both,
 the multiple of M below it at most.
 
-On the device: slots are brought into expert order (`permutation`), and one program for each expert finds the target-th
-largest key among its own by four 256-bin histograms (a radix select), then marks what lies above, ties in slot order: 6
-passes over 8 bytes a slot. Weights are summed as integers of 2^-24, so that the sums, and with them "adaptive", depend
-neither on the order nor on the machine.
+On the device one program for each expert finds the target-th largest key among its own by a radix select, then marks
+what lies above, ties in slot order. Weights are summed as integers of 2^-24: sums depend on no order and no machine.
 """
 
 from dataclasses import dataclass

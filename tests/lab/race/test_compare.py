@@ -206,8 +206,9 @@ def test_rendering_puts_the_verdict_first():
     text = _printed(compare(old, new))
     assert text.startswith("2 regressions: 1 slower, 1 tie, 1 broken; geometric mean speed-up 0.707 over 2 rows")
     lines = text.splitlines()
-    assert [line.split()[2] for line in lines[2:]] == ["loop", "b[1]", "a"]
-    assert "1000.00" in lines[2] and "2000.00" in lines[2] and "0.500" in lines[2]
+    rows = [line.split() for line in lines if line.startswith("  ") and line.split()[0] in ("loop", "b[1]", "a")]
+    assert [row[0] for row in rows] == ["loop", "b[1]", "a"]
+    assert rows[0][1:6] == ["1000.00", "µs", "2000.00", "µs", "0.500"]
     assert "wrong: 3 rows [of 7] differ" in text
     assert " tie" not in "".join(_printed(compare(old, new), ties=False).splitlines()[2:])
     assert _printed([]) == "no rows to compare\n"

@@ -1,4 +1,4 @@
-from expertile.lab.report import of_candidate
+from expertile.lab.report.verdict import of_candidate
 from tests.lab.report import samples
 
 

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.record import append
-from expertile.lab.report import history, history_page, show_history
+from expertile.lab.report.history import history, history_page, show_history
 from tests.lab.records import timed, untimed
 
 

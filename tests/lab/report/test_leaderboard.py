@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from expertile.lab.report import html, leaderboard, markdown, tables
 from expertile.lab.report.contest import runs
-from expertile.lab.report.leaderboard import NOTE, boards
+from expertile.lab.report.leaderboard import NOTE, boards, leaderboard, tables
+from expertile.lab.report.markdown import markdown
+from expertile.lab.report.page import html
 from tests.lab.report import samples
 
 

@@ -1,6 +1,6 @@
 from markdown_it import MarkdownIt
 
-from expertile.lab.report import markdown
+from expertile.lab.report.markdown import markdown
 from tests.lab.report import samples
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from expertile.lab.measure.env import Env
 from expertile.lab.race.memory import FORMULA
-from expertile.lab.report import html
 from expertile.lab.report.memory import figure, memory_charts, sentences
+from expertile.lab.report.page import html
 from expertile.lab.report.palette import styles
 from tests.lab.records import timed, untimed
 from tests.lab.report import samples

@@ -1,10 +1,11 @@
 """Operators other than the grouped product in the report, from made-up records."""
 
-from expertile.lab.report import html, verdict
 from expertile.lab.report.contest import runs
 from expertile.lab.report.figures_run import growth_figures
+from expertile.lab.report.page import html
 from expertile.lab.report.rows import rows
 from expertile.lab.report.units import bound_rate, rate
+from expertile.lab.report.verdict import verdict
 from tests.lab.report import samples
 
 TIMES = {"expertile": 1.1, "quack": 1.2, "torch": 2.0, "copy": 1.05}  # over the bound

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from expertile.lab.report import html, verdict
+from expertile.lab.report.page import html
+from expertile.lab.report.verdict import verdict
 from tests.lab.report import samples
+from tools.pages.shapes import outlines
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -102,7 +104,7 @@ def test_every_chart_has_its_data_and_a_description(usual):
     for mark in (mark for figure in usual.data["figures"] for mark in figure["marks"]):
         assert len(mark["x"]) == len(mark["y"]) == len(mark.get("rows") or mark.get("notes") or mark["x"])
         assert all(usual.data["rows"][row][1] == mark["backend"] for row in mark.get("rows", ()))
-        assert mark.get("symbol", "stroke") in {*usual.data["markers"], "stroke"}
+        assert mark.get("symbol", "stroke") in {*outlines(), "stroke"}
 
 
 def test_graph_and_eager_can_be_switched(usual):

@@ -1,10 +1,13 @@
+import json
 import re
 from importlib.resources import files
 
 import pytest
 
 from expertile.lab.operators import operators
-from expertile.lab.report.palette import CARDS, contrast, styles, theme_css
+from expertile.lab.report.palette import _KNOWN, _SPARE, styles
+from tools.pages.colours import contrast
+from tools.pages.shapes import outlines
 
 
 def test_a_backend_looks_the_same_whoever_it_races():
@@ -52,11 +55,11 @@ def theme(request):
     own = colours(light) | (colours(dark) if request.param == "dark" else {})
     shade = re.findall(r"--shade: ([\d, ]+);", PAGE_CSS)[request.param == "dark"]
     own["shade"] = [int(part) for part in shade.split(",")]
-    assert own["bg"] == CARDS[request.param]
-    return own, colours(theme_css(request.param))
+    return own, request.param
 
 
-PAGE_CSS = (files("expertile.lab.report") / "assets" / "report.css").read_text("utf-8")
+ASSETS = files("expertile.lab.report") / "assets"
+PAGE_CSS = (ASSETS / "report.css").read_text("utf-8")
 
 
 @pytest.mark.parametrize("text", ["fg", "muted", "accent", "bad", "warn", "good"])
@@ -75,13 +78,21 @@ def test_text_stands_out_on_the_shades_of_the_first_table(theme):
 
 
 def test_backends_stand_out_from_the_page_and_text_from_them(theme):
-    own, marks = theme
-    least = 4.5 if own["bg"] == CARDS["dark"] else 3.0  # graphics need 3
-    shown = {name: colour for name, colour in marks.items() if name[0] == "c"}
-    assert len(shown) > 10 and len(set(shown.values())) == len(shown)
-    for name, colour in shown.items():
-        assert contrast(colour, own["bg"]) >= least, name
-        assert contrast(colour, marks["t" + name[1:]]) >= 4.5, name
+    own, name = theme
+    names = {colour[1:] for colour, _ in (*_KNOWN.values(), *_SPARE)}
+    assert {key[1:] for key in own if re.fullmatch(r"[ct]\w{6}", key)} == names
+    assert len({own[f"c{colour}"] for colour in names}) == len(names) > 10
+    for colour in names:
+        # Graphics need 3 : 1.
+        assert contrast(own[f"c{colour}"], own["bg"]) >= (4.5 if name == "dark" else 3.0), colour
+        assert contrast(own[f"c{colour}"], own[f"t{colour}"]) >= 4.5, colour
+
+
+def test_every_marker_has_the_same_outline_in_pages_and_documents():
+    found = re.search(r"const markers = \{(.*?)\};", (ASSETS / "report.js").read_text("utf-8"), re.DOTALL)[1]
+    text = re.sub(r"^ *(\w+):", r'"\1":', found, flags=re.MULTILINE).strip().rstrip(",")
+    assert json.loads(f"{{{text}}}") == outlines()
+    assert {symbol for _, symbol in (*_KNOWN.values(), *_SPARE)} <= outlines().keys()
 
 
 def test_contrast_is_wcags():

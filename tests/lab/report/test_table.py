@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from expertile.lab.report import table
+from expertile.lab.report.table import table
 from tests.lab.report import samples
 
 

@@ -1,8 +1,7 @@
 import pytest
 
-from expertile.lab.report import verdict
 from expertile.lab.report.contest import runs
-from expertile.lab.report.verdict import failures, overhead, sentences, standing
+from expertile.lab.report.verdict import failures, overhead, sentences, standing, verdict
 from tests.lab.report import samples
 
 

@@ -4,7 +4,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from expertile.lab.report.palette import contrast, readable, styles
+from expertile.lab.report.palette import styles
+from tools.pages.colours import contrast, readable
 from tools.pages.svg import _CARDS, Series, curves, dots, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"

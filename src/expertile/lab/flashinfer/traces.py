@@ -7,9 +7,8 @@
 Records of `grouped_mm` (ragged M) become definitions of ours, `grouped_gemm_<dtype>_g<G>_n<N>_k<K>`. Records of a
 definition that the folder holds become traces of it. What is there already stays.
 
-A record has a relative Frobenius error and a largest error relative to the reference's size, no absolute one: that is
-NaN. Of two policies that one counts under which the reference was timed as well, graph before eager. Seconds are those
-of the record; the reference's, and so a speedup, are left out where it was not timed.
+A record has no absolute error: that is NaN. Of two policies that one counts under which the reference was timed as
+well, graph before eager; without it there is no speedup.
 """
 
 import json
@@ -84,7 +83,9 @@ def write(root: Path, records: Sequence[Record]) -> Written:
             placed.setdefault(key, []).append((record, place))
     lines: dict[Path, list[Any]] = {}
     for found in placed.values():
-        record, place = min(found, key=lambda pair: _rank(pair[0], references))
+        record, place = min(
+            found, key=lambda p: (p[0].status != "ok", _of(p[0]) not in references, p[0].policy != "graph")
+        )
         task, d = place.task, place.task.definition
         below = Path(d.op_type) / d.name
         if (d.name, task.uuid) not in held:
@@ -99,10 +100,6 @@ def write(root: Path, records: Sequence[Record]) -> Written:
     added = {path: _append(path, made) for path, made in lines.items()}
     traces = {path.stem: count for path, count in added.items() if root / "traces" in path.parents}
     return Written(sum(traces.values()), tuple(traces), left_out)
-
-
-def _rank(r: Record, references: Mapping[tuple[str, ...], Record]) -> tuple[bool, ...]:
-    return r.status != "ok", _of(r) not in references, r.policy != "graph"
 
 
 def _of(r: Record) -> tuple[str, ...]:

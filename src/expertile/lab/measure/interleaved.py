@@ -162,12 +162,8 @@ def _enough(live: Sequence[_Run], budget: Budget, spent_s: float) -> bool:
         return False
     if spent_s >= budget.seconds:
         return True
-    return rounds >= budget.min_rounds and all(_tight(r.samples, budget.rel_ci) for r in live)
-
-
-def _tight(samples: Sequence[float], rel_ci: float) -> bool:
-    middle, (low, high) = median_ci95(samples)
-    return max(high - middle, middle - low) <= rel_ci * middle
+    found = (median_ci95(r.samples) for r in live)
+    return rounds >= budget.min_rounds and all(max(hi - m, m - lo) <= budget.rel_ci * m for m, (lo, hi) in found)
 
 
 def _strand(runs: Sequence[_Run], culprit: str) -> None:

@@ -1,8 +1,8 @@
 """Marlin's MoE kernels, as vLLM ships them, as a rival of products with 4-bit weights and of a layer in MXFP4.
 
-Weights, scales and biases are put into Marlin's order before timing, N filled up to a multiple of 128, below which its
-wide tiles take no part. The rows of a product's groups are aligned to its blocks before timing too; a layer aligns them
-on every call. Of the heights of a block the fastest is taken.
+Weights, scales and biases are put into Marlin's order before timing, N filled up to a multiple of 128, as its wide
+tiles want. A product's rows are aligned to its blocks before timing, a layer's on every call. Of the heights of a block
+the fastest is taken.
 
 Where bits lie: 16 of K by 64 of N are 128 words; word 4 · lane + warp has the eight values that a lane of a 16-bit
 matrix product needs of columns 16 · warp … 16 · warp + 15.

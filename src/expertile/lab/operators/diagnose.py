@@ -2,9 +2,8 @@
 
 - diagnose_split: one large product against many small ones at EQUAL FLOPs: 8 x 1024³ = 1 x 2048³ = 1 x (8192 x 1024 x
   1024).
-- diagnose_math: float16, bfloat16, TF32 and float32 products against the peak of each: a rate above the float32 peak is
-  proof of tensor cores, a ratio of two times is not. 2896³ is among them, which has as many elements per matrix as the
-  eight above together (2896² ~ 8 x 1024²) but 2.83 times their FLOPs: a comparison with it measures work, not launches.
+- diagnose_math: products against the peak of each dtype: a rate above the float32 peak is proof of tensor cores. 2896³
+  is among them, with as many elements as the eight above together but 2.83 times their FLOPs.
 - diagnose_launch, diagnose_add: the same 64 calls one by one and replayed from a CUDA graph, of products of 256³ and of
   a kernel that does nothing worth mentioning.
 

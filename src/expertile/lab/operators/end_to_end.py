@@ -5,9 +5,9 @@ replays it; a prefill of one sequence writes no cache. The presets hold no workl
 memory, and its candidates share one set of parameters.
 
 Gate: logits (training: loss and three gradients) against transformers' grouped_mm on the same weights, quantised ones
-dequantised. Both get the routing of the first pass; a compiled step keeps its own, within wider limits. Bounds: a
-training step takes 6 FLOPs for each token and active parameter, and reads and writes parameters and moments once.
-Decode takes 2, and reads the cache, the dense weights and the experts that have tokens.
+dequantised. Both get the routing of the first pass; a compiled step keeps its own, within wider limits. Bounds: 6 FLOPs
+for each token and active parameter in training, parameters and moments read and written once; 2 in decode, the cache,
+the dense weights and the experts that have tokens read.
 """
 
 import math

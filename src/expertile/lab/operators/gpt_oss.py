@@ -96,10 +96,6 @@ def _ours(w: Workload, inputs: Inputs, format: str = "mxfp4") -> Call:
     return call
 
 
-def _triton(w: Workload, inputs: Inputs) -> Call:
-    return _triton_kernels.layer(w, inputs[0], inputs[1], _weights(w, inputs))
-
-
 def _marlins(w: Workload, inputs: Inputs) -> Call:
     gate_up, up_bias, down, down_bias = _weights(w, inputs)
     up, low = _marlin.Prepared(gate_up, up_bias), _marlin.Prepared(down, down_bias)
@@ -133,7 +129,11 @@ OPERATORS = (
                 # A pre-activation in bfloat16 may round to the next e4m3 value, 2^-3 of itself away.
                 tolerance=lambda w: (2.0**-5, 2.0**-4),
             ),
-            Rival("triton_kernels", _triton, installed("triton_kernels", _triton_kernels.supports)),
+            Rival(
+                "triton_kernels",
+                lambda w, x: _triton_kernels.layer(w, x[0], x[1], _weights(w, x)),
+                installed("triton_kernels", _triton_kernels.supports),
+            ),
             Rival("marlin", _marlins, with_library(_marlin.FILES, _marlin.supports("hidden", "intermediate"))),
         ),
         moe.tolerance,

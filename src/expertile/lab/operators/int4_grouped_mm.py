@@ -11,6 +11,7 @@ results once, packed weights, scales and zero points of groups that have rows on
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,12 +69,9 @@ def _tinygemm(w: Workload, inputs: Inputs) -> Call:
         tiled = torch._convert_weight_to_int4pack((q[:, ::2] << 4 | q[:, 1::2]).contiguous(), 8)
         zero = SYMMETRIC_ZERO if one.zeros is None else one.zeros[0]
         both = torch.stack([one.scales[0], (SYMMETRIC_ZERO - zero) * one.scales[0]], -1).contiguous()
-        experts[g] = partial(_tinygemm_call, tiled, one.group_size, both)
+        how: Any = {"mat2": tiled, "qGroupSize": one.group_size, "qScaleAndZeros": both}
+        experts[g] = partial(torch._weight_int4pack_mm, **how)
     return _in_turn(w, inputs[0], experts)
-
-
-def _tinygemm_call(tiled: Tensor, group_size: int, scales_and_zeros: Tensor, a: Tensor) -> Tensor:
-    return torch._weight_int4pack_mm(a, tiled, group_size, scales_and_zeros)
 
 
 def _tinygemm_supports(w: Workload, device: Device) -> str | None:

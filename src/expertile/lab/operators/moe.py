@@ -7,11 +7,9 @@ Inputs: x [T, H], router [E, H], gate_up [E, 2I, H], down [E, H, I]; with "moe_t
 "moe_train" gives out and the gradients of x, router, gate_up and down.
 
 dims: tokens, hidden, intermediate, experts, top_k, routing. Tokens go where `race/routing.py` sends them with seed 0,
-in every set of inputs: the router's rows are orthonormal, and x is given logits of 0 to 1.5 for the chosen experts and
--1.5 to -0.5 for the others, so that no two ways to compute logits in 16 bits choose differently.
-
-FLOPs: 6 T k H I forward and 18 with backward. Bytes: x, router, the weights of the experts that have tokens and out
-once; in training also dy and every gradient, those of idle experts included.
+in every set of inputs; logits are so far apart that no two ways to compute them in 16 bits choose differently. Bytes:
+x, router, the weights of the experts that have tokens and out once; in training also dy and every gradient, those of
+idle experts included.
 """
 
 from collections.abc import Callable, Iterable, Sequence

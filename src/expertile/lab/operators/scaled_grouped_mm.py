@@ -129,11 +129,6 @@ def _bf16(w: Workload, inputs: Inputs) -> Call:
     return products.bf16_call(a, weights, inputs[4])
 
 
-def _bf16_reference(w: Workload, inputs: Inputs) -> Inputs:
-    """Of the operands as that product has them, rounded to bfloat16."""
-    return products.product(w, lambda i, j: _left(inputs, i, j).bfloat16(), lambda g: _right(inputs, g).bfloat16())
-
-
 def _dense(w: Workload, inputs: Inputs) -> Call:
     a, weight = inputs[0], inputs[2][0].t()
     one = torch.ones((), device=a.device)
@@ -242,7 +237,13 @@ OPERATORS = (
             Rival("torch", _torch, _torch_supports, reference=rowwise_reference),
             _deep_gemm_rival("deepgemm", masked=False),
             _deep_gemm_rival("deepgemm-masked", masked=True),
-            products.bf16(_bf16, _bf16_reference),
+            # Held against the product of the operands as it has them, rounded to bfloat16.
+            products.bf16(
+                _bf16,
+                lambda w, x: products.product(
+                    w, lambda i, j: _left(x, i, j).bfloat16(), lambda g: _right(x, g).bfloat16()
+                ),
+            ),
         ),
         products.tolerance,
         (

@@ -1,16 +1,13 @@
 """Compare two sets of records: faster, slower or tie, with confidence, and what was lost.
 
-Rows are matched by `Record.key`. Two runs differ in power, clocks and temperature. A time is therefore judged, where
-both runs have one, relative to the speed of light of its own run: `dense` where compute limits, `copy` where memory
-does. Records of `copy` made before its ways were raced are of memcpy alone, and serve only beside memcpy's.
+Rows are matched by `Record.key`. Two runs differ in power, clocks and temperature: a time is judged, where both runs
+have one, relative to the speed of light of its own run, `dense` where compute limits, `copy` where memory does. Records
+of `copy` made before its ways were raced are of memcpy alone, and serve only beside memcpy's.
 
-The speed-up is ln(old / new), of tokens/s ln(new / old), minus that of the normaliser. A time's uncertainty is half its
-95 % interval in the logarithm; those of independent measurements add in squares. Bytes are counted and have none. A row
-is faster or slower only if the interval of the speed-up excludes 1 and the speed-up is at least `min_effect`. All else
-is a tie, or inconclusive where the interval reaches further than 10 % (`WIDE`).
-
-A workload under a policy that only one side measured is counted apart. A backend that had a value there and has none
-now is a regression.
+The speed-up is ln(old / new), of tokens/s ln(new / old), minus that of the normaliser. Half the 95 % intervals, in the
+logarithm, add in squares; bytes have none. A row is faster or slower only if the interval of the speed-up excludes 1
+and the speed-up is at least `min_effect`; else a tie, or inconclusive where it reaches further than 10 % (`WIDE`). A
+workload under a policy that only one side measured is counted apart.
 """
 
 import math
@@ -23,13 +20,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 
 from expertile.lab.measure.stats import WIDE, log_half_width
 from expertile.lab.race.record import BASELINES, SECONDS, TOKENS_PER_S, Record
 
 Records = dict[tuple[str, ...], Record]
-_WIDE = 130  # columns that one table of everything takes
 _NAMED = 4  # workloads named of those that only one side has
 _NORMALISER = {"compute": "dense", "memory": "copy", "unknown": "dense"}
 
@@ -94,8 +90,8 @@ def environment_changes(old: Sequence[Record], new: Sequence[Record]) -> list[st
 
 
 def render(rows: Sequence[Row], console: Console, ties: bool = True) -> None:
-    """Print the verdict, then the rows, regressions first; `ties=False` leaves ties out. One table where the console is
-    wide enough, else one for each workload. Workloads that only one side has are named."""
+    """Print the verdict, then the rows workload by workload, regressions first; `ties=False` leaves ties out. Workloads
+    that only one side has are named."""
     console.print(_summary(rows), highlight=False)
     for verdict, side in (("missing", "the old"), ("new", "the new")):
         only = dict.fromkeys(_label(r) for r in rows if r.alone and r.verdict == verdict)
@@ -104,15 +100,10 @@ def render(rows: Sequence[Row], console: Console, ties: bool = True) -> None:
             console.print(escape(f"only in {side} records, not compared: {names}"), highlight=False)
     hidden = () if ties else ("tie", "untimed")
     shown = sorted((r for r in rows if not r.alone and r.verdict not in hidden), key=lambda r: not r.regression)
-    if not shown:
-        return
-    if console.width >= _WIDE:
-        console.print(_wide_table(shown))
-        return
     for regression, label in dict.fromkeys((row.regression, _label(row)) for row in shown):
         console.print(f"[bold]{escape(label)}[/bold]", highlight=False)
         found = [r for r in shown if (r.regression, _label(r)) == (regression, label)]
-        console.print(_narrow_table(found))
+        console.print(_table(found))
         for row in found:
             if row.reason:
                 text = Padding(escape(f"{row.backend}: {row.reason}"), (0, 0, 0, 4))
@@ -123,39 +114,21 @@ def _label(row: Row) -> str:
     return f"{row.workload} ({row.dtype}, {row.policy})"
 
 
-def _wide_table(rows: Sequence[Row]) -> Table:
-    figures = (Column(name, justify="right") for name in ("old", "new", "raw", "speed-up", "95 %"))
-    table = Table("workload", "dtype", "backend", "policy", *figures, "by", "verdict", box=None, pad_edge=False)
-    for row in rows:
-        old, new, speedup, interval = _figures(row)
-        figures_of = (old, new, _ratio(row.raw_speedup), speedup, interval)
-        verdict = escape(f"{row.verdict}: {row.reason}" if row.reason else row.verdict)
-        place = (escape(row.workload), row.dtype, escape(row.backend), row.policy)
-        table.add_row(*place, *figures_of, row.normalised_by, verdict, style=_style(row))
-    return table
-
-
-def _narrow_table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Row]) -> Table:
     """Rows of one workload in at most 80 columns; the reasons follow below."""
     table = Table(box=None, pad_edge=False, show_header=True, padding=(0, 1, 0, 0))
     table.add_column("  backend", width=17, overflow="fold")
     for column, width in (("old", 12), ("new", 12), ("speed-up", 8), ("95 %", 11)):
-        table.add_column(column, justify="right", width=width, no_wrap=True)
+        table.add_column(column, justify="right", min_width=width, no_wrap=True)
     table.add_column("verdict", ratio=1, overflow="fold")
     for row in rows:
         by = f" (by {row.normalised_by})" if row.normalised_by else ""
-        table.add_row(f"  {escape(row.backend)}", *_figures(row), row.verdict + by, style=_style(row))
+        values = (_value(row.metric, value) for value in (row.old, row.new))
+        interval = f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
+        speedup = "" if row.speedup is None else f"{row.speedup:.3f}"
+        style = "red" if row.regression else {"faster": "green", "fixed": "green"}.get(row.verdict, "")
+        table.add_row(f"  {escape(row.backend)}", *values, speedup, interval, row.verdict + by, style=style)
     return table
-
-
-def _figures(row: Row) -> tuple[str, str, str, str]:
-    """Old, new, speed-up and its interval."""
-    interval = f"{row.ci95[0]:.3f}–{row.ci95[1]:.3f}" if row.ci95 else ""
-    return _value(row.metric, row.old), _value(row.metric, row.new), _ratio(row.speedup), interval
-
-
-def _style(row: Row) -> str:
-    return "red" if row.regression else {"faster": "green", "fixed": "green"}.get(row.verdict, "")
 
 
 def _summary(rows: Sequence[Row]) -> str:
@@ -263,7 +236,3 @@ def _value(metric: str, value: float | None) -> str:
     if metric == SECONDS:
         return f"{value * 1e6:.2f} µs"
     return f"{value:.0f} {metric}" if metric == TOKENS_PER_S else f"{value / 2**20:.2f} MiB"
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

@@ -15,10 +15,9 @@ With T tokens, E experts and top-k, every token chooses k distinct experts, so t
 | `FILE.json`, `.npz` | real counts or top-k ids for each layer; see `routing_file.py`                       |
 
 Which expert has which rank in `zipf`, takes all, or is empty, is a permutation drawn from the seed. `skewed` is the
-"token routing simulation" of the benchmark behind report 003 (benchmark/moe_grouped_gemm/routing.py): logits of
--ln(e + 1) + 0.5·randn, then top-k, so its ranks are the expert indices. With 128 experts and top-8 it sends almost
-every token to the same few experts. Drawing without replacement uses the Gumbel top-k trick (Kool, van Hoof, Welling,
-ICML 2019): the k largest of ln p_e + Gumbel noise. It flattens the shares when k approaches E.
+"token routing simulation" of the benchmark behind report 003 (benchmark/moe_grouped_gemm/routing.py); its ranks are the
+expert indices. Drawing without replacement uses the Gumbel top-k trick (Kool, van Hoof, Welling, ICML 2019): the k
+largest of ln p_e + Gumbel noise. It flattens the shares when k approaches E.
 """
 
 import re

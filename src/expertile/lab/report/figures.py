@@ -9,8 +9,7 @@ A figure is a dictionary that the page's script draws as SVG at the width of the
            "low", "high": ends of the intervals; "text": names of bars. None in x and y breaks a line.
     label  {"y", "text"} at the left edge, with "full" as its tooltip; or at "x", with "anchor" "start" or "end"
 
-Colours are values of CSS, which follow the page's theme. Workload names stand above their rows, inside the plot, so
-that long names cost no width on a phone.
+Colours are values of CSS, which follow the page's theme.
 """
 
 import math

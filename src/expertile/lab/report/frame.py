@@ -11,8 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from expertile.lab.report import sections
-from expertile.lab.report.markers import outlines
-from expertile.lab.report.palette import styles, theme_css
+from expertile.lab.report.palette import styles
 from expertile.lab.report.rows import Row
 from expertile.lab.report.units import micros, plural, sentence_case
 
@@ -42,11 +41,7 @@ def _templates() -> Environment:
 
 def asset(name: str) -> str:
     """The text of one of `ASSETS`."""
-    text = (files("expertile.lab.report") / "assets" / name).read_text("utf-8")
-    if not name.endswith(".css"):
-        return text
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{{theme_css('dark')}}} }}"
-    return f":root {{{theme_css('light')}}}\n{dark}\n{text}"
+    return (files("expertile.lab.report") / "assets" / name).read_text("utf-8")
 
 
 def page(template: str, title: str, shared: bool = False, **values: Any) -> str:
@@ -77,12 +72,11 @@ def charted(
 
 
 def _packed(figures: sections.Figures) -> str:
-    """What the script draws: records as texts, charts and markers, as compressed JSON in base64."""
+    """What the script draws: records as texts, and charts, as compressed JSON in base64."""
     data = {
         "columns": [(name, kind) for name, kind, _ in sections.COLUMNS],
         "rows": figures.lines,
         "figures": [_plain(figure, figures.places) for figure in figures.items],
-        "markers": outlines(),
     }
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return b64encode(zlib.compress(text.encode(), 9)).decode()

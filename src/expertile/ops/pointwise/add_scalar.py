@@ -3,10 +3,8 @@
 x of any shape, float32, bfloat16 or float16; the sum is formed in float32 and rounded once, as torch
 does on a GPU.
 
-Bytes: each element read once and written once, 2 * itemsize * N; one FLOP for each element, so 1/8 FLOP/byte in
-float32 where an H200 balances at 14 without tensor cores. Nothing but memory limits it, and torch's own kernel moves
-the same bytes, so no kernel can win by fusing this one operation. What is left to lose is the launch: below N = L * B /
-(2 * itemsize), L seconds a launch and B bytes/s, it is most of the time. See docs/results/elementwise.md.
+Memory limits it, 2 * itemsize * N bytes, and torch's own kernel moves the same: what is left to lose is the launch.
+See docs/results/elementwise.md.
 
 Source of the loop: Callahan, Dongarra, Levine, "Vectorizing compilers: a test suite and results", Supercomputing 1988.
 """

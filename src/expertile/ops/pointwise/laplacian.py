@@ -11,15 +11,12 @@ u [*, H, W] in float32, bfloat16 or float16, sums in float32. What lies outside 
 | "circular"  | the opposite edge       | [*, H, W]     | itself                                            |
 | "interior"  | not needed              | [*, H-2, W-2] | "zero" on the gradient with a frame of zeros      |
 
-All but the last are symmetric matrices, so the gradient is the stencil itself applied to the incoming gradient; the
-last is the others' restriction to points with four neighbours, and its transpose is the same kernel once more, with
-input and output grids exchanged.
+So a gradient is the same kernel once more; for the last with input and output grids exchanged.
 
-Bytes: itemsize * (H W + H_out W_out) for each grid; 0.75 FLOP/byte in float32, so memory limits it, and every element
-has to come from DRAM once. A program holds `block_rows` rows of a strip of columns, with one more above and below, in
-registers: 16 bytes to a thread and row. In a row only the two elements next to a thread's vector are loaded, from L1;
-rows shared with the programs above and below come from L2. The grid of the interior starts 4 bytes off its input's, so
-one of the two is not moved 16 bytes at a time; nor are rows whose length is no multiple of 16 bytes.
+Bytes: itemsize * (H W + H_out W_out) for each grid; 0.75 FLOP/byte in float32, so memory limits it. A program holds
+`block_rows` rows of a strip of columns, with one more above and below, in registers: 16 bytes to a thread and row. The
+grid of the interior starts 4 bytes off its input's, so one of the two is not moved 16 bytes at a time; nor are rows
+whose length is no multiple of 16 bytes.
 """
 
 from dataclasses import dataclass

@@ -13,11 +13,9 @@ in their block: 2^-6 / 448) by at most 2^-10 · scale; normally distributed data
 (arXiv:2209.05433 for the format). Fused, the activation is quantised as float32 makes it, not rounded to x's dtype
 first.
 
-Bytes of T × K activations: itemsize · T · K read (twice that for SwiGLU's two halves), T · K + 4 T · ceil(K / 128)
-written, and as much again for the transposed copy that the weight gradient needs, for which nothing is read again
-(but for a norm: there rows are read twice, since no program holds whole rows of 128 tokens). About 12 FLOPs an element:
-memory limits all of them, time >= bytes / bandwidth. Triton, from compute capability 8.9 on, where GPUs convert to
-e4m3; plain torch elsewhere.
+Memory limits all of them: itemsize · T · K bytes read (twice that for SwiGLU's two halves, or a norm with a transposed
+copy), T · K + 4 T · ceil(K / 128) written, and as much again for the transposed copy. Triton, from compute capability
+8.9 on, where GPUs convert to e4m3; plain torch elsewhere.
 """
 
 from typing import Any, overload
@@ -94,30 +92,8 @@ def _weights(w: Tensor, power_of_two: bool) -> kernels.Quantized:
     return made.values, made.scales.contiguous()
 
 
-def _fake_rows(x: Tensor, source: str, *_: object) -> kernels.Quantized:
-    k = kernels.width(x, source)
-    values = x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn)
-    return values, kernels.scales_like(x, (k + 127) // 128)
-
-
-def _fake_per_row(x: Tensor) -> kernels.Quantized:
-    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
-
-
-def _fake_turned(x: Tensor, offs: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    room = (x.shape[0] + 127 * offs.shape[0]) // 128
-    turned = x.new_empty((k, room * 128), dtype=torch.float8_e4m3fn)
-    return turned, x.new_empty((room, k), dtype=torch.float32).t(), torch.empty_like(offs)
-
-
-def _fake_both(x: Tensor, offs: Tensor, source: str, *_: object) -> tuple[Tensor, ...]:
-    return *_fake_rows(x, source), *_fake_turned(x, offs, kernels.width(x, source))
-
-
-def _fake_weights(w: Tensor, power_of_two: bool) -> kernels.Quantized:
-    n, k = w.shape[-2:]
-    scales = w.new_empty((*w.shape[:-2], (n + 127) // 128, (k + 127) // 128), dtype=torch.float32)
-    return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), scales
+def _fake_turned(x: Tensor, offs: Tensor, source: str) -> tuple[Tensor, Tensor, Tensor]:
+    return *kernels.room_for_tokens(x, offs, source), torch.empty_like(offs)
 
 
 def _both(x: Tensor, offs: Tensor, *how: Any) -> tuple[Tensor, ...]:
@@ -129,22 +105,22 @@ def _turned(x: Tensor, offs: Tensor, power_of_two: bool) -> tuple[Tensor, ...]:
 
 
 # What calls the operators, their arguments in the order of their schemas.
-_call_rows = define("quantize_rows", _rows, fake=_fake_rows)
+_call_rows = define("quantize_rows", _rows, fake=lambda x, source, *_: kernels.room_for_rows(x, source))
 _call_both = define(
     "quantize_both",
     _both,
     "(Tensor x, Tensor offs, str source, Tensor? weight, float eps, bool power_of_two) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    fake=_fake_both,
+    fake=lambda x, offs, source, *_: (*kernels.room_for_rows(x, source), *_fake_turned(x, offs, source)),
 )
 _call_turned = define(
     "quantize_tokens",
     _turned,
     "(Tensor x, Tensor offs, bool power_of_two) -> (Tensor, Tensor, Tensor)",
-    fake=lambda x, offs, _: _fake_turned(x, offs, x.shape[1]),
+    fake=lambda x, offs, _: _fake_turned(x, offs, "plain"),
 )
-_call_per_row = define("quantize_per_row", _per_row, fake=_fake_per_row)
-_call_weights = define("quantize_weights", _weights, fake=_fake_weights)
+_call_per_row = define("quantize_per_row", _per_row, fake=kernels.room_for_one_scale)
+_call_weights = define("quantize_weights", _weights, fake=lambda w, _: kernels.room_for_weights(w))
 
 
 def _check(name: str, x: object, dims: int | None = None) -> None:

@@ -252,8 +252,7 @@ def quantize_tokens_kernel(
 ):
     """Program (128 tokens of one group, chunk): PIECES tiles of 128 tokens × 128 channels, each quantised along
     channels where values_ptr is given, BLOCK_R tokens at a time, and then along tokens, BLOCK_C channels at a time,
-    and stored transposed. The second time L1 still holds the tile: 16384 elements in registers would leave an SM one
-    program, and a thread with 16 neighbouring channels would divide for 16 scales.
+    and stored transposed. The second time L1 still holds the tile.
 
     Behind the last group follow the blocks of rows that are in none: quantised along channels only. What no group
     reaches of the transposed copy is zeros with scale 1."""

@@ -115,14 +115,36 @@ def scales_like(x: torch.Tensor, blocks: int) -> torch.Tensor:
     return scales if x.dim() == 2 else scales.view(*x.shape[:-1], blocks)
 
 
+def room_for_rows(x: torch.Tensor, source: str) -> Quantized:
+    """Values [..., K], and scales [..., ceil(K / 128)] as `scales_like` lays them out."""
+    k = width(x, source)
+    return x.new_empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn), scales_like(x, (k + BLOCK - 1) // BLOCK)
+
+
+def room_for_one_scale(x: torch.Tensor) -> Quantized:
+    """Values [..., K] and scales [..., 1]."""
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+def room_for_tokens(x: torch.Tensor, offs: torch.Tensor, source: str) -> Quantized:
+    """Of the transposed copy: values [K, P], and scales [K, P / 128] of which a program stores neighbouring ones."""
+    k, room = width(x, source), (x.shape[0] + (TOKEN_BLOCK - 1) * offs.shape[0]) // TOKEN_BLOCK
+    values = x.new_empty((k, room * TOKEN_BLOCK), dtype=torch.float8_e4m3fn)
+    return values, x.new_empty((room, k), dtype=torch.float32).t()
+
+
+def room_for_weights(w: torch.Tensor) -> Quantized:
+    """Values as w [..., N, K], scales [..., ceil(N / 128), ceil(K / 128)]."""
+    blocks = ((size + BLOCK - 1) // BLOCK for size in w.shape[-2:])
+    return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), w.new_empty((*w.shape[:-2], *blocks), dtype=torch.float32)
+
+
 def quantize_rows(
     x: torch.Tensor, source: str = "plain", weight: Optional = None, eps: float = 0.0, power_of_two: bool = False
 ) -> Quantized:
-    """Launch the 1×128 kernel: values [..., K], scales [..., ceil(K / 128)] as `scales_like` lays them out."""
-    k = width(x, source)
-    blocks = -(-k // BLOCK)
-    values = torch.empty((*x.shape[:-1], k), dtype=torch.float8_e4m3fn, device=x.device)
-    scales = scales_like(x, blocks)
+    """Launch the 1×128 kernel: what `room_for_rows` has, filled."""
+    values, scales = room_for_rows(x, source)
+    k, blocks = values.shape[-1], scales.shape[-1]
     if values.numel() == 0:
         return values, scales
     x_rows = _near_rows(x)
@@ -149,11 +171,9 @@ def quantize_rows(
 
 
 def quantize_per_row(x: torch.Tensor) -> Quantized:
-    """Launch the kernel for whole rows, one at least, of 1 to MOST_IN_ROW elements: values [..., K], scales [..., 1]. A
-    thread has 16 elements, or up to 64 of long rows."""
-    k = x.shape[-1]
-    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    """Launch the kernel for whole rows, one at least, of 1 to MOST_IN_ROW elements. A thread has 16 elements, or up to
+    64 of long rows."""
+    k, (values, scales) = x.shape[-1], room_for_one_scale(x)
     x_rows = _near_rows(x)
     rows, stride = x_rows.shape[0], x_rows.stride(0)
     held = ragged.power_of_two(-(-k // BLOCK))
@@ -198,29 +218,24 @@ def quantize_tokens(
     config: TokensConfig | StripsConfig | None = None,
 ) -> tuple[Quantized | None, Quantized, torch.Tensor]:
     """Launch the kernel that reads 128 tokens × 128 channels once: (rows as `quantize_rows` makes them if `both`, the
-    transposed copy, its offs). Scales of a block lie side by side there too: [K, blocks] with strides (1, K)."""
-    tokens, k, groups = x.shape[0], width(x, source), offs.shape[0]
-    blocks, room = -(-k // BLOCK), (tokens + (TOKEN_BLOCK - 1) * groups) // TOKEN_BLOCK
-    dtype, device = torch.float8_e4m3fn, x.device
-    turned = torch.empty(k, room * TOKEN_BLOCK, dtype=dtype, device=device)
-    # Scales that a program makes at a time lie side by side: see `quantize_strips_kernel`.
-    turned_scales = torch.empty(room, k, dtype=torch.float32, device=device).t()
-    values = torch.empty(tokens, k, dtype=dtype, device=device) if both else None
-    scales = scales_like(x, blocks) if both else None
+    transposed copy, its offs)."""
+    tokens, groups = x.shape[0], offs.shape[0]
+    rows = room_for_rows(x, source) if both else None
+    turned = room_for_tokens(x, offs, source)
+    k, room = turned[1].shape
     # Rows behind the last group are quantised as rows all the same, in blocks of their own.
     token_blocks = (tokens + (TOKEN_BLOCK - 1) * (groups + 1)) // TOKEN_BLOCK if both else room
-    rows = None if values is None or scales is None else (values, scales)
     if token_blocks == 0 or k == 0:
-        return rows, (turned, turned_scales), aligned_offs(offs)
-    ends = torch.empty(groups, dtype=torch.int32, device=device)
+        return rows, turned, aligned_offs(offs)
+    ends = torch.empty(groups, dtype=torch.int32, device=x.device)
     x_rows = _near_rows(x)
     rstd = _rstd(x_rows, eps) if source == "rms_norm" else None
     by = unit(k, x_rows.stride(0))
     if config is None:
         held = holds_tiles(x_rows, source, by)
         config = strips_config(source, x.element_size()) if held else tokens_config(source, by)
-    chunks = -(-blocks // config.per_program)
-    tensors = (x_rows, weight, rstd, offs.contiguous(), values, scales, turned, turned_scales, ends)
+    chunks = -(-k // (BLOCK * config.per_program))
+    tensors = (x_rows, weight, rstd, offs.contiguous(), *(rows or (None, None)), *turned, ends)
     scalars = (tokens, k // by, x_rows.stride(0) // by, room, groups, chunks)
     how = (source, by, False, k % BLOCK == 0, power_of_two, _divide(x, source, power_of_two))
     count, warps, groups_p2 = token_blocks * chunks, config.num_warps, ragged.power_of_two(groups, 32)
@@ -232,15 +247,13 @@ def quantize_tokens(
         of_tokens = (groups_p2, config.cols, Shape(*how, config.rows, PIECES=config.per_program))
         kernel, most_registers = quantize_tokens_kernel, config.most_registers
         launch(kernel, count, tensors, (*scalars, 0), of_tokens, num_warps=warps, most_registers=most_registers)
-    return rows, (turned, turned_scales), ends
+    return rows, turned, ends
 
 
 def quantize_weights(w: torch.Tensor, power_of_two: bool = False, config: WeightsConfig | None = None) -> Quantized:
-    """Launch the 128×128 kernel: values as w [..., N, K], scales [..., ceil(N / 128), ceil(K / 128)]."""
-    n, k = w.shape[-2:]
-    values = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
-    row_tiles, blocks = -(-n // BLOCK), -(-k // BLOCK)
-    scales = torch.empty((*w.shape[:-2], row_tiles, blocks), dtype=torch.float32, device=w.device)
+    """Launch the 128×128 kernel: what `room_for_weights` has, filled."""
+    (n, k), (values, scales) = w.shape[-2:], room_for_weights(w)
+    row_tiles, blocks = scales.shape[-2:]
     if w.numel() == 0:
         return values, scales
     stack = w.reshape(-1, n, k) if w.dim() != 3 else w

@@ -1,17 +1,10 @@
 """Gluon kernel of the FP8 quantisers that also write the transposed copy: each element is loaded once and held.
 
 Same results to the bit as `quantize_tokens_kernel` of kernels.py, which is for interpreters and for rows that 16-byte
-copies cannot take. What plain Triton cannot say is who holds what: here a thread holds a strip of 16 or 8 neighbouring
-tokens of 8 neighbouring channels. So a load fills 16 bytes; 8 bytes of a row go out as they are; and the transposed
-copy goes out as it is too, 16 or 8 bytes of a channel a thread, neighbouring threads filling the 32 bytes in which
-memory is written: nothing is turned in shared memory. Only the largest magnitudes of strips go through it, to the one
-thread that works out the scale of a row or channel. That takes some 50 instructions, its reciprocal included; both come
-back: two barriers a tile. (For SwiGLU, whose strips are short, the copy goes through shared memory all the same, so
-that neighbouring threads fill the 128 bytes of a channel: 5 % less time.)
-
-The 2 to 4 programs that share an SM keep memory busy, 32 KB (64 KB for SwiGLU and float32) on their way each; one of
-several tiles brings the next by cp.async while it quantises one. Scales are column-major, so that a tile's 128 of each
-kind lie side by side. docs/notes/quantised.md has the times.
+copies cannot take. A thread holds a strip of 16 or 8 neighbouring tokens of 8 neighbouring channels, and both copies go
+out as it holds them (SwiGLU's transposed one by way of shared memory). Through shared memory go the largest magnitudes
+of strips, to the one thread that works out the scale of a row or channel, and its factors back: two barriers a tile.
+A program of several tiles brings the next by cp.async while it quantises one. docs/notes/quantised.md has the times.
 """
 
 from triton.experimental import gluon

@@ -1,10 +1,7 @@
 """Which config a row operator takes: a pure function of rows, columns, element size and machine.
 
-What decides (docs/notes/rows.md): some 40 KB must be on their way in every SM at all times, so several rows must be
-resident per SM, or the next ones be copied to shared memory meanwhile; and a slice of a row should stay well below the
-64 K registers of an SM / 2, else a cluster shares the row. Between configs that satisfy both, the tables follow
-measurements on an H200. `resident` stands where ptxas 13.4 takes more registers than 12.8 and one program fewer would
-fit.
+docs/notes/rows.md has what decides; the tables follow measurements on an H200. `resident` stands where ptxas 13.4 takes
+more registers than 12.8 and one program fewer would fit.
 """
 
 from collections.abc import Mapping
@@ -75,9 +72,8 @@ _FORWARD_LONG_VECTORS = {
 }
 # With one (RMS norm):
 _FORWARD_LONG_ONE_VECTOR = {**_FORWARD_LONG_VECTORS, 32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(1, 4096, 4, 8))}
-# Norms of long rows that are cut into body, head and tail (head_tail.py): programs stay, two on an SM, so that one's
-# heads and tails are loaded while the other works. One alone, or a program for every tile, takes longer than rows not
-# cut.
+# Norms of long rows that are cut into body, head and tail (head_tail.py): two staying programs on an SM, so that one's
+# heads and tails are loaded while the other works.
 _FORWARD_LONG_CUT = {
     32768: (RowConfig(2, 4096, 8, 8, 2, 3), RowConfig(2, 4096, 8, 8, 2, 3)),
     65536: (RowConfig(1, 8192, 8, 8, 2, 3), RowConfig(1, 8192, 8, 8, 2, 3)),

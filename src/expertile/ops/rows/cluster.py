@@ -1,10 +1,8 @@
 """Rows that several CTAs share: each reduces its slice, then sends its two numbers for each row to all the others.
 
-The CTAs of a cluster (compute capability 9.0 and later) write each other's shared memory. Triton has no operation for
-that, so these are PTX: `mapa` finds another CTA's copy of an address. `st.async` writes there and counts its bytes on
-that CTA's mbarrier, whose phase ends when all have come (PTX ISA, "Data Movement and Conversion Instructions: st.async"
-and "Parallel Synchronization and Communication Instructions: mbarrier"). An exchange has no fence over global memory,
-unlike `barrier.cluster` with release and acquire: stores of earlier rows are not waited for.
+Triton has no operation for that, so these are PTX: `mapa` finds another CTA's copy of an address; `st.async` writes
+there and counts its bytes on that CTA's mbarrier, whose phase ends when all have come. Unlike `barrier.cluster` with
+release and acquire, an exchange waits for no stores of earlier rows.
 
 Order in a kernel: `join` first, `joined` before the first `send`, then `send`, `wait`, `received` for exchange 0, 1, …
 Two sets of slots alternate. A set is written again two exchanges later, by a CTA that has this CTA's numbers of the

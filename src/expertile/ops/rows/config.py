@@ -1,8 +1,7 @@
 """What the row operators (softmax, layer norm, RMS norm) share on the host: rows of a tensor, configs, checks.
 
-A tensor [..., C] is R = numel / C rows of C elements. A row is cut into `cluster` slices, one for each CTA of a thread
-block cluster. A slice is cut into pieces of `block_cols` elements, which its CTA holds in registers from the only read
-to the only write. A streamed row does not stay: it is read twice, the second time from L2 as far as that reaches.
+A tensor [..., C] is R rows of C elements. A row is cut into `cluster` slices, one for each CTA of a cluster, a slice
+into pieces of `block_cols` elements, which its CTA holds in registers. A streamed row does not stay: it is read twice.
 """
 
 from dataclasses import dataclass

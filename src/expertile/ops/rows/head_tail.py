@@ -1,10 +1,8 @@
 """Vectorised rows that start anywhere: a body of whole 16-byte words, and a head and a tail of single elements.
 
-Where rows are no multiple of 16 bytes, each starts at another place of its first 16-byte word. The body of a row is its
-whole words, which move as vectors. The head (fewer than VECTOR elements before the body) and the tail (fewer than
-VECTOR after it) move one element at a time. No byte of another row is read or written. VECTOR is 16 bytes in elements,
-or a multiple of that. Tensors start at such a boundary and their strides are alike modulo VECTOR, so that all their
-rows are cut at the same columns.
+The body of a row is its whole words, which move as vectors; head and tail, each of fewer than VECTOR elements, move one
+element at a time. No byte of another row is read or written. VECTOR is 16 bytes in elements, or a multiple. Tensors
+start at such a boundary and their strides are alike modulo VECTOR: all their rows are cut at the same columns.
 
 Head and tail, the ends, stand upright: [2 * VECTOR, BLOCK_R], rows side by side. In the layout of the body a thread has
 16 bytes side by side, and two threads of a warp would do all the work.

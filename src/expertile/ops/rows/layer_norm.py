@@ -8,17 +8,14 @@ With n = (h - mean) * rstd and g = dy * weight (Ba, Kiros, Hinton, "Layer Normal
     dh = rstd * (g - mean_c(g) - n * mean_c(g * n)) + dsum,  dweight = sum_r dy * n,  dbias = sum_r dy
 
 float32 inside; the variance about the mean, never E[h^2] - E[h]^2. Bytes, with E = R * C * itemsize: forward 2 E (4 E
-with a residual), backward 3 E, plus 8 R of statistics and C of parameters. Memory limits both, as long as a row stays
-on the chip between its statistics and its store; where it cannot, it is read again.
-
-The sums over rows stay in registers of few programs that stride over the rows. Their partial sums, 2 * programs * C
-float32, are added by a second kernel in a fixed order: no atomics, and the same bits in every run on one GPU.
+with a residual), backward 3 E, plus 8 R of statistics and C of parameters; memory limits both. Sums over rows are added
+up by few programs that stride over the rows, then by a second kernel in a fixed order: the same bits in every run.
 """
 
 import torch
 
 from expertile.ops.rows.config import RowConfig
-from expertile.ops.rows.norm_autograd import asked_for, normalize, row_norm_backward
+from expertile.ops.rows.norm_autograd import normalize, row_norm_backward
 
 
 def layer_norm(
@@ -53,8 +50,7 @@ def layer_norm(
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    made = normalize(x, weight, bias, residual, eps, True, return_stats, config, backward_config)
-    return made[0] if residual is None and not return_stats else asked_for(made, residual is not None, return_stats)
+    return normalize(x, weight, bias, residual, eps, True, return_stats, config, backward_config)
 
 
 def layer_norm_backward(

@@ -26,37 +26,32 @@ def normalize(
     return_stats: bool,
     config: RowConfig | None,
     backward_config: RowConfig | None,
-) -> tuple[torch.Tensor, Optional, Optional, Optional]:
-    """(y, sum or None, mean or None, rstd or None), differentiable; checks the arguments."""
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """What `layer_norm` and `rms_norm` return, differentiable; checks the arguments."""
     check_input("x", x, FORMULA_DTYPES)
     check_number("eps", eps, 0)
     check_configs(config=config, backward_config=backward_config)
-    cols = x.shape[-1]
     if residual is not None and not torch.compiler.is_compiling():  # compiled: checked where the operator runs
         _check_residual(residual, x)
-    weight, bias = _checked_vector("weight", weight, x, cols), _checked_vector("bias", bias, x, cols)
+    weight, bias = _checked_vector("weight", weight, x), _checked_vector("bias", bias, x)
+    made: Any
     if traced(x):
         no_options(config=config, backward_config=backward_config)
-        y, total, mean, rstd = _call_row_norm(x, residual, weight, bias, eps, centered)
-        return y, None if residual is None else total, mean if centered else None, rstd
-    needs = torch.is_grad_enabled() and (
+        made = _call_row_norm(x, residual, weight, bias, eps, centered)
+    elif torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
-    )
-    if needs:
-        return _differentiable_norm(x, residual, weight, bias, eps, centered, config, backward_config)
-    return row_norm(x, residual, weight, bias, eps, centered, return_stats, config)
-
-
-def asked_for(
-    made: tuple[torch.Tensor, Optional, Optional, Optional], with_sum: bool, with_stats: bool
-) -> tuple[torch.Tensor, ...]:
-    """(y, sum, mean, rstd) without what was not asked for, or is not there."""
-    y, total, mean, rstd = made
-    rest = ((total,) if with_sum else ()) + ((mean, rstd) if with_stats else ())
-    return (y, *(t for t in rest if t is not None))
+    ):
+        made = _differentiable_norm(x, residual, weight, bias, eps, centered, config, backward_config)
+    else:
+        made = row_norm(x, residual, weight, bias, eps, centered, return_stats, config)
+    if residual is None and not return_stats:
+        return made[0]  # type: ignore[no-any-return]
+    y, *rest = made
+    wanted = (residual is not None, return_stats and centered, return_stats)
+    return (y, *(t for t, is_wanted in zip(rest, wanted, strict=True) if is_wanted))
 
 
 def _check_residual(residual: object, x: torch.Tensor) -> None:
@@ -71,7 +66,7 @@ def _check_residual(residual: object, x: torch.Tensor) -> None:
         raise ValueError(f"residual: expected x's dtype {x.dtype} or float32, got {residual.dtype}")
 
 
-def _checked_vector(name: str, vector: object, x: torch.Tensor, cols: int) -> Optional:
+def _checked_vector(name: str, vector: object, x: torch.Tensor) -> Optional:
     """The vector with its elements side by side; ValueError unless it fits the rows of x."""
     if vector is None:
         return None
@@ -79,9 +74,9 @@ def _checked_vector(name: str, vector: object, x: torch.Tensor, cols: int) -> Op
         raise ValueError(f"{name}: expected a torch.Tensor, got {type(vector).__name__}")
     if vector.dtype not in FORMULA_DTYPES:
         raise ValueError(f"{name}: expected float32, bfloat16, float16 or float64, got {vector.dtype}")
-    if vector.dim() != 1 or vector.shape[0] != cols or vector.device != x.device:
+    if vector.dim() != 1 or vector.shape[0] != x.shape[-1] or vector.device != x.device:
         raise ValueError(
-            f"{name}: expected shape ({cols},) on {x.device}, got {tuple(vector.shape)} on {vector.device}"
+            f"{name}: expected shape ({x.shape[-1]},) on {x.device}, got {tuple(vector.shape)} on {vector.device}"
         )
     return vector.contiguous()
 

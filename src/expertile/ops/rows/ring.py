@@ -1,15 +1,9 @@
 """Device code of rows that wait in shared memory: a ring of slots, filled by TMA, for a row and part of the next.
 
-A tensor of contiguous rows is taken as one array of chunks of 512 bytes, wherever its rows start, so that every access
-is to whole cache lines. What lies in a row's first and last chunk but belongs to its neighbours is masked when it is
-read, and never written. A group of chunks is a slot of the ring.
-
-One warp of a staying program asks for the groups, as slots come free. The others, its consumers, read a row from shared
-memory twice, for its sum and for its result, and give each slot back after the second time. Several take the rows in
-turn, so that one's result is computed while another sums: see `ordered_wait`.
-
-TMA reads whole chunks only: the tensor's last elements, fewer than a chunk, are read by the last row's consumer, see
-`complete`.
+A tensor of contiguous rows is one array of chunks of 512 bytes, wherever its rows start; a group of chunks is a slot.
+What of a row's first and last chunk belongs to its neighbours is masked when it is read, and never written. One warp of
+a staying program asks for the groups; its consumers take rows in turn (`ordered_wait`), read each twice, and give slots
+back. TMA reads whole chunks: `complete` reads what the tensor has beyond them. docs/notes/rows.md has why.
 """
 
 from typing import NamedTuple

@@ -1,10 +1,6 @@
 """Host side of rows that pass through a ring in shared memory (ring.py): which rows and how, descriptors, the launch.
 
-The ring is for rows that start anywhere in a 16-byte word. Others can be held in registers and copied ahead of time by
-whole vectors (choose.py), which reads shared memory once and not twice.
-
-A launch is planned once for its shape and dtype, the kernel compiled once for its config and dtype; after that a call
-costs two look-ups and the driver's launch (see launch/launch.py)."""
+The ring is for rows that start anywhere in a 16-byte word: others are better held in registers (choose.py)."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -14,7 +14,7 @@ float32 inside. The kernels and their limits are layer norm's (layer_norm.py), w
 from torch import Tensor
 
 from expertile.ops.rows.config import RowConfig
-from expertile.ops.rows.norm_autograd import asked_for, normalize, row_norm_backward
+from expertile.ops.rows.norm_autograd import normalize, row_norm_backward
 
 
 def rms_norm(
@@ -49,8 +49,7 @@ def rms_norm(
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    made = normalize(x, weight, bias, residual, eps, False, return_stats, config, backward_config)
-    return made[0] if residual is None and not return_stats else asked_for(made, residual is not None, return_stats)
+    return normalize(x, weight, bias, residual, eps, False, return_stats, config, backward_config)
 
 
 def rms_norm_backward(

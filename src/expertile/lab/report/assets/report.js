@@ -2,10 +2,29 @@
 (async () => {
   const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (char) => char.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const { columns, rows, figures, markers } = await new Response(stream).json();
+  const { columns, rows, figures } = await new Response(stream).json();
   const every = (selector, within = document) => [...within.querySelectorAll(selector)];
   const plots = every(".plot");
   const hidden = new Set();
+  // Outlines around the origin; what is not closed ("Z") is drawn with strokes.
+  const markers = {
+    circle: "M-3.9 0a3.9 3.9 0 1 0 7.8 0a3.9 3.9 0 1 0 -7.8 0Z",
+    square: "M3.3 -3.3L3.3 3.3L-3.3 3.3L-3.3 -3.3Z",
+    diamond: "M0.0 -4.6L4.6 0.0L0.0 4.6L-4.6 0.0Z",
+    "triangle-up": "M0.0 -4.6L4.0 2.3L-4.0 2.3Z",
+    "triangle-down": "M0.0 4.6L-4.0 -2.3L4.0 -2.3Z",
+    pentagon: "M0.0 -4.6L4.4 -1.4L2.7 3.7L-2.7 3.7L-4.4 -1.4Z",
+    hexagon: "M0.0 -4.6L4.0 -2.3L4.0 2.3L0.0 4.6L-4.0 2.3L-4.0 -2.3Z",
+    star: "M0.0 -4.6L1.2 -1.7L4.4 -1.4L2.0 0.6L2.7 3.7L0.0 2.1L-2.7 3.7L-2.0 0.6L-4.4 -1.4L-1.2 -1.7Z",
+    "star-square": "M0.0 -4.6L1.5 -1.5L4.6 0.0L1.5 1.5L0.0 4.6L-1.5 1.5L-4.6 0.0L-1.5 -1.5Z",
+    "star-hexagon": "M0.0 -4.6L1.1 -2.0L4.0 -2.3L2.3 0.0L4.0 2.3L1.1 2.0L0.0 4.6L-1.1 2.0L-4.0 2.3L-2.3 0.0L-4.0 -2.3L-1.2 -2.0Z",
+    octagon: "M0.0 -4.6L3.3 -3.3L4.6 0.0L3.3 3.3L0.0 4.6L-3.3 3.3L-4.6 0.0L-3.3 -3.3Z",
+    "star-triangle-up": "M0.0 -4.6L1.6 -0.9L4.0 2.3L0.0 1.8L-4.0 2.3L-1.6 -0.9Z",
+    bowtie: "M-4.6 -3.7L4.6 3.7L4.6 -3.7L-4.6 3.7Z",
+    hourglass: "M-3.7 -4.6L3.7 -4.6L-3.7 4.6L3.7 4.6Z",
+    cross: "M-4.6 -0.0L4.6 0.0M-0.0 -4.6L0.0 4.6",
+    x: "M-3.4 -3.4L3.4 3.4M3.4 -3.4L-3.4 3.4",
+  };
   const CHAR = 7; // width of a character of a chart's text, in pixels
 
   function add(parent, tag, attributes = {}, text = "") {

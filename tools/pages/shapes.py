@@ -1,4 +1,4 @@
-"""What every marker of a chart looks like."""
+"""What every marker of a chart looks like; the script of HTML reports has the same `outlines`."""
 
 import math
 
