@@ -129,7 +129,6 @@ def _launch(
         "RAGGED": RAGGED[layout],
         "A_COLUMN": a_column,
         "B_COLUMN": b_column,
-        "HAS_BIAS": problem.has_bias,
         "OUT_BY_TMA": out_by_tma,
         "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
         "ALIGN": align,

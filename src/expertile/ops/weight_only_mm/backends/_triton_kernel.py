@@ -53,9 +53,6 @@ def weight_only_kernel(
     bias_stride_g,
     bias_stride_n,
     GROUP_M,
-    DTYPE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
     SCALES: tl.constexpr,
@@ -70,6 +67,7 @@ def weight_only_kernel(
 ):
     # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles;
     # "mxfp4", that format's.
+    DTYPE: tl.constexpr = a_ptr.dtype.element_ty
     total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, _, _, _ = locate_tile(
@@ -100,7 +98,7 @@ def weight_only_kernel(
             # Loaded a step before they are needed: straight into registers, as nothing narrow can be copied ahead.
             scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0.0)
             scale_high = tl.load(scales_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
-            if HAS_ZEROS:
+            if zeros_ptr is not None:
                 zero_low = tl.load(zeros_ptr + scale_at, mask=col_mask, other=0.0)
                 zero_high = tl.load(zeros_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
         for k in range(0, K, 2 * HALF):
@@ -133,7 +131,7 @@ def weight_only_kernel(
                 acc = tl.dot(low * first[:, None], a_low, acc)
                 acc = _awaited(tl.dot(high * second[:, None], a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
             elif SCALES == "row":
-                if HAS_ZEROS:
+                if zeros_ptr is not None:
                     low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
                 acc = tl.dot(low, a_low, acc)
                 acc = _awaited(tl.dot(high, a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
@@ -143,7 +141,7 @@ def weight_only_kernel(
                 next_mask = col_mask & (k + 2 * HALF < K)
                 scale_low = tl.load(scales_ptr + next_at, mask=next_mask, other=0.0)
                 scale_high = tl.load(scales_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
-                if HAS_ZEROS:
+                if zeros_ptr is not None:
                     low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
                     zero_low = tl.load(zeros_ptr + next_at, mask=next_mask, other=0.0)
                     zero_high = tl.load(zeros_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
@@ -156,7 +154,7 @@ def weight_only_kernel(
                     acc += part * first.to(tl.float32)[:, None]
         if SCALES == "row":
             acc *= scale_low.to(tl.float32)[:, None]
-        if HAS_BIAS:
+        if bias_ptr is not None:
             bias_at = bias_ptr + group_64 * bias_stride_g + (col + cols) * bias_stride_n
             acc += tl.load(bias_at, mask=col_mask, other=0.0).to(tl.float32)[:, None]
         out_rows = row.to(tl.int64) + rows

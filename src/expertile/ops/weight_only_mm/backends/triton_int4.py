@@ -44,9 +44,6 @@ class Config:
     group_m: int = 8
 
 
-_TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
 def _scales_in_a_step(problem: WeightOnlyProblem) -> str:
     """Which values of a packed block share a scale; SCALES of the kernel."""
     if problem.scales_are_codes:
@@ -69,12 +66,8 @@ def _launch(
     output and a bias of those strides."""
     m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
     block_m, block_n = config.block_m, config.block_n
-    dtype = problem.dtype
     reach = half * problem.a_strides[1] + block_m * problem.a_strides[0]
     options = {
-        "DTYPE": _TRITON_DTYPE[dtype],
-        "HAS_ZEROS": problem.has_zeros,
-        "HAS_BIAS": problem.has_bias,
         "EVEN_N": n % block_n == 0,
         "EVEN_K": k % (2 * half) == 0,
         "SCALES": _scales_in_a_step(problem),
