@@ -23,7 +23,7 @@ from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
+from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, options_of, refusal, runner
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, Backend, Operands, WeightOnlyProblem
 
@@ -112,18 +112,13 @@ def fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     found = []
     for tile in candidates(problem.format):
-        for split in (1, 2, 3, 4, 6, 8):
+        for split in SPLITS:
             if split > 1 and split > -(-problem.k // BLOCK):
                 continue
             config = fitted(replace(tile, split_k=split), problem, device)
             if config.smem_bytes(problem) <= device.smem_bytes:
                 found.append(config)
-    ordered = sorted(dict.fromkeys(found), key=lambda c: _seconds(problem, device, c))
-    # Splits further than the best one of each tile are not worth a try.
-    best: dict[tuple[int, int], Config] = {}
-    for config in ordered:
-        best.setdefault((config.block_m, config.cols), config)
-    return tuple(best.values())
+    return best_splits(sorted(found, key=lambda c: _seconds(problem, device, c)))
 
 
 def _seconds(problem: WeightOnlyProblem, device: Device, config: Config) -> float:
