@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 import expertile as xt
 from expertile.device import Device
 from expertile.formats.fp8 import Fp8Blocks
-from expertile.ops.gathered_mm.api import gathered_mm
+from expertile.ops.gathered_mm.api import gathered_gated_mm, gathered_mm
 from expertile.ops.gathered_mm.backends import cuda_gather, gluon_gather
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name, gluon_hopper
 from expertile.ops.grouped_mm.choose import choose
@@ -113,11 +113,11 @@ def dynamic_products():
     scaled = (a.values, b.values.transpose(1, 2), a.scales, b.scales)
     hopper = gluon_hopper.Config(num_stages=4, store_parts=2, dynamic=True)
     gluon = gluon_gather.Config(dynamic=True)
-    cuda = cuda_gather.Config(dynamic=True)
+    cuda, halves = cuda_gather.Config(dynamic=True), {"interleaved": False}
     return {
         "gluon_hopper": lambda: xt.grouped_mm(x, wt, offs=offs, backend="gluon_hopper", config=hopper),
         "gluon_gather": lambda: gathered_mm(x, wt, rows, offs, backend="gluon_gather", config=gluon),
-        "cuda_gather": lambda: gathered_mm(x, wt, rows, offs, backend="cuda_gather", config=cuda),
+        "cuda_gather": lambda: gathered_gated_mm(x, wt, rows, offs, backend="cuda_gather", config=cuda, **halves)[0],
         "cuda_fp8": lambda: xt.scaled_grouped_mm(*scaled, offs=offs, backend="cuda_fp8", config=cuda_fp8.Config()),
     }
 

@@ -26,7 +26,6 @@ H200 = Device.by_name("h200")
 FORWARD = {
     "two stages": ForwardConfig(block_n=32, num_stages=2),
     "one buffer of Q": ForwardConfig(block_n=32, num_stages=3, q_slots=1),
-    "128 rows": ForwardConfig(block_n=64, rows=128),
     "three consumers": ForwardConfig(block_n=64, consumers=3, num_stages=3),
     "a program for each tile": ForwardConfig(block_n=64, q_slots=1, persistent=False),
 }

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expertile.ops.gathered_mm.combine import combine, default_config
+from expertile.ops.gathered_mm.combine import combine
 
 
 def routed(tokens: int, top_k: int, cols: int, dtype: torch.dtype, seed: int = 0, device: str = "cpu"):
@@ -114,10 +114,3 @@ Y, P, W = torch.randn(8, 4), torch.zeros(4, 2, dtype=torch.int32), torch.rand(4,
 def test_errors_name_the_argument(args, message):
     with pytest.raises(ValueError, match=message):
         combine(*args)
-
-
-def test_a_config_is_not_for_compiled_calls():
-    config = default_config(4, 4)
-    compiled = torch.compile(lambda y: combine(y, P, W, config=config), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="config: expected None or False under torch.compile"):
-        compiled(Y)

@@ -9,6 +9,7 @@ from expertile.device import Device
 from expertile.ops.attention.backend import Backend, Direction, Operands, Saved, new_lse
 from expertile.ops.attention.problem import Problem
 from expertile.ops.backend import NoConfig, one_config
+from expertile.ops.launch.device import wide
 
 _CHUNK_ELEMENTS = 1 << 24  # of scores at a time
 _NO_CONFIG = NoConfig()
@@ -50,21 +51,17 @@ def _chunk(problem: Problem, keys: int) -> int:
     return max(1, _CHUNK_ELEMENTS // max(1, problem.heads * keys))
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype is torch.float64 else x.float()
-
-
 def forward(problem: Problem, operands: Operands, config: NoConfig = _NO_CONFIG) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, LSE). Rows that see no key are zeros with an LSE of minus infinity."""
     out, lse = torch.empty_like(operands.q), new_lse(problem, operands.q)
     for b, q0, q_len, k0, k_len in _sequences(problem, operands.cu_seqlens_q, operands.cu_seqlens_k):
         q, o = (_rows(x, problem, b, q0, q_len) for x in (operands.q, out))
-        k, v = (_wide(_rows(x, problem, b, k0, k_len)) for x in (operands.k, operands.v))
+        k, v = (wide(_rows(x, problem, b, k0, k_len)) for x in (operands.k, operands.v))
         k, v = (x.repeat_interleave(problem.group, 0) for x in (k, v))
         rows_lse = _lse_rows(lse, problem, b, q0, q_len)
         step = _chunk(problem, k_len)
         for i in range(0, q_len, step):
-            s = _scores(problem, _wide(q[:, i : i + step]), k, i, q_len)
+            s = _scores(problem, wide(q[:, i : i + step]), k, i, q_len)
             top = s.amax(-1, keepdim=True) if k_len else s.new_full((*s.shape[:2], 1), float("-inf"))
             weights = torch.exp(s - top.masked_fill(top == float("-inf"), 0.0))
             total = weights.sum(-1, keepdim=True)
@@ -81,14 +78,14 @@ def backward(
     dq, dk, dv = (torch.zeros_like(x) for x in (operands.q, operands.k, operands.v))
     for b, q0, q_len, k0, k_len in _sequences(problem, operands.cu_seqlens_q, operands.cu_seqlens_k):
         q, o, do, dq_b = (_rows(x, problem, b, q0, q_len) for x in (operands.q, saved.out, saved.dout, dq))
-        k, v = (_wide(_rows(x, problem, b, k0, k_len)) for x in (operands.k, operands.v))
+        k, v = (wide(_rows(x, problem, b, k0, k_len)) for x in (operands.k, operands.v))
         k, v = (x.repeat_interleave(problem.group, 0) for x in (k, v))
         dk_b, dv_b = torch.zeros_like(k), torch.zeros_like(v)
         lse = _lse_rows(saved.lse, problem, b, q0, q_len)
         step = _chunk(problem, k_len)
         for i in range(0, q_len, step):
             rows = slice(i, i + step)
-            q_i, do_i, o_i, lse_i = _wide(q[:, rows]), _wide(do[:, rows]), _wide(o[:, rows]), lse[:, rows, None]
+            q_i, do_i, o_i, lse_i = wide(q[:, rows]), wide(do[:, rows]), wide(o[:, rows]), lse[:, rows, None]
             s = _scores(problem, q_i, k, i, q_len)
             p = torch.exp(s - lse_i.masked_fill(lse_i == float("-inf"), 0.0))
             delta = (do_i * o_i).sum(-1, keepdim=True)

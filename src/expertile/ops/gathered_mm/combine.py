@@ -10,7 +10,6 @@ slot has. positions is inverted first, so that again every row is written by one
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,26 +23,17 @@ from expertile.ops.gathered_mm.pointwise import column_block
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
-from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, no_options, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of, traced
 
 
-@dataclass(frozen=True)
-class Config:
-    """A program sums `columns` columns, at most, of each of `tokens` tokens; `num_warps` warps share them."""
-
-    columns: int
-    num_warps: int
-    tokens: int = 1
-
-
-def default_config(cols: int, itemsize: int, tokens: int = 1, top_k: int = 1) -> Config:
-    """One 16-byte load a thread for each of a token's rows: k of them are in flight at a time. Where k is small, a
-    program takes several of many tokens with narrow rows: a multiprocessor holds 32 programs, whose single warps would
-    be half of those that it has room for."""
+def _program(cols: int, itemsize: int, tokens: int, top_k: int) -> tuple[int, int, int]:
+    """(columns, warps, tokens) of a program. One 16-byte load a thread for each of a token's rows: k of them are in
+    flight at a time. Where k is small, a program takes several of many tokens with narrow rows: a multiprocessor holds
+    32 programs, whose single warps would be half of those that it has room for."""
     block = column_block(cols, 8192 // itemsize // 4)
     warps = max(1, min(8, block * itemsize // 512))
     together = max(1, 4 // warps) if tokens >= _MANY_TOKENS and top_k <= _FEW_ROWS else 1
-    return Config(block, warps * together, together)
+    return block, warps * together, together
 
 
 _FEW_ROWS = 4  # at 8, 4 KB of a warp's loads are on their way already, and sums of four tokens take 6 % longer
@@ -145,7 +135,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 and 0 <= x.stride(0) < 2**31 else x.contiguous()
 
 
-def forward(y: Tensor, positions: Tensor, weights: Tensor | None, config: Config | None = None) -> Tensor:
+def forward(y: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
     """The sum, by the kernel or in plain torch; operands as checked by `combine`."""
     (tokens, top_k), cols = positions.shape, y.shape[1]
     if not on_kernels(y):
@@ -155,15 +145,13 @@ def forward(y: Tensor, positions: Tensor, weights: Tensor | None, config: Config
         return out
     y, positions = _rows(y), positions.contiguous()
     weights = None if weights is None else weights.contiguous()
-    if config is None:
-        config = default_config(cols, y.element_size(), tokens, top_k)
-    block = column_block(cols, config.columns)
+    block, warps, together = _program(cols, y.element_size(), tokens, top_k)
     unit = 16 if y.stride(0) % 16 == 0 else 1
     pdl = positions.numel() * cols * y.element_size() <= _PDL_NBYTES and supports_pdl(y)
     tensors, scalars = (y, positions, weights, out), (tokens, cols, y.stride(0) // unit)
-    constants = (unit, top_k, top_k <= _MOST_UNROLLED, config.tokens, block, cols % block == 0, pdl)
-    programs = -(-tokens // config.tokens) * -(-cols // block)
-    launch(_combine_kernel, programs, tensors, scalars, constants, num_warps=config.num_warps, pdl=pdl)
+    constants = (unit, top_k, top_k <= _MOST_UNROLLED, together, block, cols % block == 0, pdl)
+    programs = -(-tokens // together) * -(-cols // block)
+    launch(_combine_kernel, programs, tensors, scalars, constants, num_warps=warps, pdl=pdl)
     return out
 
 
@@ -229,14 +217,13 @@ _call_backward = define("combine_backward", backward, fake=_fake_backward)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Of the operator, and of eager calls, whose last input is a config."""
-    ctx.save_for_backward(*inputs[:3])
+    ctx.save_for_backward(*inputs)
 
 
 def _gradient(made: Callable[..., Any], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    needs_y, _, needs_weights, *rest = ctx.needs_input_grad
+    needs_y, _, needs_weights = ctx.needs_input_grad
     dy, dweights = made(grad, *ctx.saved_tensors, needs_y, needs_weights)
-    return dy if needs_y else None, None, dweights if needs_weights else None, *(None for _ in rest)
+    return dy if needs_y else None, None, dweights if needs_weights else None
 
 
 def _by_formula(grad: Tensor, y: Tensor, positions: Tensor, weights: Any, *needs: bool) -> Any:
@@ -255,14 +242,13 @@ _call = define(
 _differentiable = differentiable_eagerly(forward, _setup, partial(_gradient, backward), partial(_gradient, _by_formula))
 
 
-def combine(y: Tensor, positions: Tensor, weights: Tensor | None = None, *, config: Config | None = None) -> Tensor:
+def combine(y: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tensor:
     """Weighted sum of each token's rows: out[t] = Σ_j weights[t, j] · y[positions[t, j]], in float32, in order of j.
 
     Args:
         y: [R, H] bfloat16, float16 or float32; or float64, summed in float64 in plain torch.
         positions: [T, k] int32: the row of slot (t, j), or -1 where it was dropped. No two slots share a row.
         weights: [T, k] float32 (float64 beside a float64 y); None for ones. Those of dropped slots are not looked at.
-        config: how columns are laid onto programs; chosen from the shape by default. Not under torch.compile.
 
     Returns:
         [T, H] in y's dtype; zeros for a token all of whose slots were dropped. Differentiable in y and weights, as
@@ -273,11 +259,10 @@ def combine(y: Tensor, positions: Tensor, weights: Tensor | None = None, *, conf
     """
     _check(y, positions, weights)
     if traced(y):
-        no_options(config=config)
         return _call(y, positions, weights)
     if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
-        return _differentiable(y, positions, weights, config)
-    return forward(y, positions, weights, config)
+        return _differentiable(y, positions, weights)
+    return forward(y, positions, weights)
 
 
 def _check(y: Tensor, positions: Tensor, weights: Tensor | None) -> None:

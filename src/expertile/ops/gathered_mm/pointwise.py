@@ -25,17 +25,16 @@ from expertile.ragged import power_of_two
 
 @dataclass(frozen=True)
 class Config:
-    """`elements` of a program's tile, at most `columns` of them in a row; `num_warps` warps share it."""
+    """`elements` of a program's tile, at most `columns` of them in a row."""
 
     elements: int
     columns: int
-    num_warps: int
 
 
 # Tiles of 16 KB leave every thread of 4 warps eight 16-byte loads in flight.
-GATHER = Config(8192, 2048, 4)
-ACTIVATION = Config(2048, 1024, 4)
-BACKWARD = Config(1024, 1024, 4)
+GATHER = Config(8192, 2048)
+ACTIVATION = Config(2048, 1024)
+BACKWARD = Config(1024, 1024)
 _LEAST_COLUMNS = 256  # of a tile without a mask
 _SUMS = 256  # rows whose sums a program adds
 
@@ -186,7 +185,7 @@ def gather_rows(x: Tensor, rows: Tensor, offs: Tensor) -> Tensor:
     programs = -(-count // tile[0]) * -(-cols // tile[1])
     if programs:
         numbers = (offs.shape[0], cols, x.stride(0))
-        launch(_gather_rows_kernel, programs, (x, rows, offs, out), numbers, tile, num_warps=GATHER.num_warps)
+        launch(_gather_rows_kernel, programs, (x, rows, offs, out), numbers, tile, num_warps=4)
     return out
 
 
@@ -201,7 +200,7 @@ def gated_activation(pre: Tensor, offs: Tensor, act: Tensor, activation: str, in
     tile = _cut(inner, ACTIVATION)
     tensors, scalars, constants = (pre, offs, act), (offs.shape[0], inner), (activation, interleaved, *tile)
     programs = -(-count // tile[0]) * -(-inner // tile[1])
-    launch(_activation_kernel, programs, tensors, scalars, constants, num_warps=ACTIVATION.num_warps)
+    launch(_activation_kernel, programs, tensors, scalars, constants, num_warps=4)
 
 
 def gated_backward(
@@ -222,7 +221,7 @@ def gated_backward(
     tile = _cut(inner, BACKWARD)
     tensors, scalars = (a, pre, slots, weights, offs, dpre, act_w, dweights), (offs.shape[0], inner)
     constants = (activation, interleaved, *tile)
-    launch(_backward_kernel, -(-count // tile[0]), tensors, scalars, constants, num_warps=BACKWARD.num_warps)
+    launch(_backward_kernel, -(-count // tile[0]), tensors, scalars, constants, num_warps=4)
 
 
 def add_row_sums(sums: Tensor, slots: Tensor, offs: Tensor, dweights: Tensor) -> None:

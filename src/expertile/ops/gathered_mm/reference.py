@@ -64,13 +64,13 @@ def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> 
     return dpre, (weight * value).to(out.dtype), dweights[:-1].view(problem.weights_shape)
 
 
-def exact(problem: GatherProblem, operands: Operands, dtype: torch.dtype = torch.float64) -> Outputs:
-    """`compute` in `dtype` throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
+def exact(problem: GatherProblem, operands: Operands) -> Outputs:
+    """`compute` in float64 throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
     values = {name: getattr(operands, name) for name in ("a", "b", "bias", "pre", "weights")}
-    cast = {name: x.to(dtype) for name, x in values.items() if x is not None}
+    cast = {name: x.double() for name, x in values.items() if x is not None}
 
     def product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return grouped_reference(a, b, offs, bias, dtype)
+        return grouped_reference(a, b, offs, bias, torch.float64)
 
     return compute(problem, replace(operands, **cast), product)
 

@@ -69,12 +69,12 @@ def _choose(problem: Problem, device: Device, backends: Sequence[Backend], polic
 
 
 @lru_cache(maxsize=4096)
-def choose_invariant(problem: Problem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
-    """`choose` for batch-invariant products. One backend serves all numbers of rows: the last of `backends` that takes
-    the problem, as our own kernels come last; measurements or the model choose among its batch-invariant configs.
-    Raises ValueError when there is none."""
+def choose_invariant(problem: Problem, device: Device) -> Choice[Backend]:
+    """`choose` for batch-invariant products. One backend serves all numbers of rows: the last that takes the problem,
+    as our own kernels come last; measurements or the model choose among its batch-invariant configs. Raises ValueError
+    when there is none."""
     like = rounded(problem)
-    for backend in map(invariantly, reversed(backends)):
+    for backend in map(invariantly, reversed(BACKENDS)):
         if backend.supports(like, device) is None:
             return _choose(like, device, (backend,), "graph", True)
     raise ValueError(
@@ -82,12 +82,11 @@ def choose_invariant(problem: Problem, device: Device, backends: Sequence[Backen
     )
 
 
-def promising(problem: Problem, device: Device, within: float = 1.3, most: int = 24) -> tuple[Rival, ...]:
-    """What is worth racing on a problem, `auto`'s own choice first.
+def promising(problem: Problem, device: Device) -> tuple[Rival, ...]:
+    """What is worth racing on a problem, at most 24, `auto`'s own choice first.
 
-    Then each backend's default and, where measured neighbours give their times, all configs expected `within` that
-    much of the best; `most` in all. None waits for the GPU, nor tunes itself while it runs, unless `auto` has
-    nothing else."""
+    Then each backend's default and, where measured neighbours give their times, all configs expected within 1.3 times
+    the best. None waits for the GPU, nor tunes itself while it runs, unless `auto` has nothing else."""
     like = rounded(problem)
     choice = choose(like, device, quiet=True)
     able = [b for b in BACKENDS if b.supports(like, device) is None and not synchronises(b, like, device)]
@@ -98,9 +97,9 @@ def promising(problem: Problem, device: Device, within: float = 1.3, most: int =
     expected = expected_seconds(rivals, features, near, device)
     least = min((s for s in expected if s is not None), default=0.0)
     usual = {b.name: Rival(b, auto_configs(b, like, device)[0]) for b in able}
-    timed = [(s, r) for s, r in zip(expected, rivals, strict=True) if s is not None and s <= within * least]
+    timed = [(s, r) for s, r in zip(expected, rivals, strict=True) if s is not None and s <= 1.3 * least]
     ordered = [r for _, r in sorted(timed, key=lambda pair: pair[0])] if timed else rivals
-    return tuple(dict.fromkeys([Rival(choice.backend, choice.config), *usual.values(), *ordered]))[:most]
+    return tuple(dict.fromkeys([Rival(choice.backend, choice.config), *usual.values(), *ordered]))[:24]
 
 
 def auto_configs(backend: Backend, problem: Problem, device: Device) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import new_outputs
 from expertile.ops.gathered_mm.backends import cuda_gather, cuda_wgrad
-from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, MM, WGRAD, Case, make, over_pre, run_case
+from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, WGRAD, Case, make, over_pre, run_case
 from tests.support.cuda_emulator import COMPILER, constant, on_host, without
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -16,10 +16,10 @@ H100 = Device.by_name("h100 sxm")
 BACKENDS = {"cuda_gather": cuda_gather, "cuda_wgrad": cuda_wgrad}
 # Several tiles each way for each program, more steps than stages, groups that end within a tile and in its upper half.
 LONGER = (
-    Case("longer-mm", MM, (130, 0, 300), n=520, k=328, storage="kn"),
-    Case("short-mm", MM, (130, 0, 600), n=520, k=40, storage="kn"),
-    Case("longer-gated", GATED, (130, 0, 300), n=136, k=328, past=9),
+    Case("longer-gated", GATED, (130, 0, 300), n=264, k=328, past=9),
+    Case("short-gated", GATED, (130, 0, 600), n=264, k=40),
     Case("longer-backward", BACKWARD, (130, 0, 300), n=264, k=328, past=9, storage="kn"),
+    Case("short-backward", BACKWARD, (130, 0, 600), n=520, k=40, storage="kn"),
     Case("longer-wgrad", WGRAD, (130, 0, 600), n=264, k=136, past=9),
     Case("longer-wgrad-gather-b", WGRAD, (130, 0, 600), n=136, k=264, past=9, gathered="b"),
 )
@@ -75,7 +75,7 @@ def test_row_ends_that_decrease_leave_the_counter_at_zero(cuda_folder, monkeypat
 
 def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
     on_host(monkeypatch, cuda_folder, programs=1)
-    case = LONGER[3]
+    case = LONGER[2]
     problem, operands = make(case)
     outputs = new_outputs(problem, operands)
     cuda_gather.run(problem, operands, cuda_gather.Config(), outputs)
@@ -92,9 +92,9 @@ FAULTS = {
     "a stage is given back before its products are done": ("longer-backward", without("consume", "wgmma.wait_group")),
     "products lie where the last tile's are still read": ("longer-backward", without("consume", "barrier_wait", 2)),
     "products are never given back": ("longer-backward", without("finish_tiles", "barrier_arrive")),
-    "products are read before they are there": ("longer-mm", without("finish_tiles", "barrier_wait")),
+    "products are read before they are there": ("longer-gated", without("finish_tiles", "barrier_wait")),
     "pre is read before it is there": ("longer-backward", without("arrived", "copies_wait<DEPTH - 1>")),
-    "a queue of two tiles": ("short-mm", constant("SLOTS", 2)),
+    "a queue of two tiles": ("short-gated", constant("SLOTS", 2)),
     "wgrad: a stage is read before it is full": ("longer-wgrad", without("consume", "barrier_wait")),
     "wgrad: a stage is filled before it is empty": ("longer-wgrad", without("produce", "barrier_wait")),
 }

@@ -28,8 +28,7 @@ def with_nvrtc(monkeypatch):
 
 def problem(product=Product.BACKWARD, n=1024, k=4096, rows=65536, groups=32, **changes):
     strides = (k * n, n, 1) if product is Product.BACKWARD else (k * n, 1, k)
-    activation = "" if product is Product.MM else "swiglu"
-    made = GatherProblem(product, groups, rows, n, k, rows // 8, torch.bfloat16, (k, 1), strides, activation=activation)
+    made = GatherProblem(product, groups, rows, n, k, rows // 8, torch.bfloat16, (k, 1), strides, activation="swiglu")
     return replace(made, **changes)
 
 
@@ -37,7 +36,7 @@ def problem(product=Product.BACKWARD, n=1024, k=4096, rows=65536, groups=32, **c
 def test_takes_products_that_gather_rows(case, with_nvrtc):
     given = cases.make(case)[0]
     reason = BACKEND.supports(given, H100)
-    taken = given.product is not Product.WGRAD and given.gathered == "a" and given.dtype.itemsize == 2
+    taken = given.product in (Product.GATED, Product.BACKWARD) and given.gathered == "a" and given.dtype.itemsize == 2
     taken = taken and not (given.intermediate % 8 or given.k % 8)
     assert (reason is None) == taken, reason
 
@@ -75,7 +74,6 @@ def test_auto_takes_it_where_it_is_faster(with_nvrtc):
 
 
 PROGRAMS = {
-    "mm": (problem(Product.MM), 0),
     "gated": (problem(Product.GATED), 0),
     "interleaved-bias": (problem(Product.GATED, interleaved=True, activation="gpt_oss", dtype=torch.float16), 2),
     "float32-bias": (problem(Product.GATED, save_pre=False, activation="reglu"), 4),

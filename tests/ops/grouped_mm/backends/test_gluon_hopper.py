@@ -206,11 +206,11 @@ def test_adding_is_done_by_tma() -> None:
         (Case("odd n", M, (8, 8), n=37, k=64), "16 bytes"),
         (Case("odd k", M, (8, 8), n=64, k=37), "16 bytes"),
         (Case("shifted", M, (8, 8), n=64, k=64, a_storage="shifted"), "base addresses"),
-        (Case("steps", M, (8, 8), n=64, k=64, b_storage="step"), "no dimension of stride 1"),
+        (Case("steps", M, (8, 8), n=64, k=64, b_storage="step"), "one contiguous dimension"),
         (Case("expanded", M, (8, 8), n=64, k=64, a_storage="expanded"), "positive"),
         (Case("fp32", M, (8, 8), n=64, k=64, dtype=torch.float32), "not torch.float32"),
         (Case("n", Layout.RAGGED_N, (8, 8), m=64, k=64), "ragged last dimension"),
-        (Case("k rows", K, (8, 8), m=64, n=64, a_storage="row", b_storage="row"), "no dimension of stride 1"),
+        (Case("k rows", K, (8, 8), m=64, n=64, a_storage="row", b_storage="row"), "a ragged k"),
     ],
     ids=lambda x: str(x) if isinstance(x, Case) else "",
 )

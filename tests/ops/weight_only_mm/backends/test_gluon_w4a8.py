@@ -28,8 +28,6 @@ SMALL = {
     "ahead": Config(16, 64, 3, group_m=2),
     "wide": Config(8, 128, 2, store_parts=2),
     "late": Config(16, 128, 3, ahead=False),
-    "one": Config(16, 64, 3, consumers=1),
-    "unordered": Config(16, 64, 2, ordered=False),
     "split": Config(16, 64, 2, split_k=3),
     "split-late": Config(8, 64, 3, split_k=2, ahead=False),
 }

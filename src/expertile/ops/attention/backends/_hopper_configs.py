@@ -12,15 +12,15 @@ from expertile.device import Device
 from expertile.ops.attention.problem import Problem
 
 T = TypeVar("T")
+ROWS = 64  # of queries, or in the backward of what is held, of one consumer warpgroup
 
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """rows: query rows of one consumer warpgroup. q_slots: buffers of Q, 2 where the next tile's may arrive early.
-    persistent: one program per SM, instead of one per tile."""
+    """q_slots: buffers of Q, 2 where the next tile's may arrive early. persistent: one program per SM, instead of one
+    per tile."""
 
     block_n: int = 128
-    rows: int = 64
     consumers: int = 2
     num_stages: int = 2
     q_slots: int = 2
@@ -28,7 +28,7 @@ class ForwardConfig:
 
     def smem_bytes(self, dim: int) -> int:
         """Shared memory of one program, bytes (the barriers and alignment rounded up to 1 KiB)."""
-        return 2 * dim * (self.consumers * self.q_slots * self.rows + 2 * self.num_stages * self.block_n) + 1024
+        return 2 * dim * (self.consumers * self.q_slots * ROWS + 2 * self.num_stages * self.block_n) + 1024
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PassConfig:
 
     def smem_bytes(self, dim: int) -> int:
         statistics = 2 * 4 * self.num_stages * self.block
-        return 2 * dim * (4 * 64 * self.slots + 2 * self.num_stages * self.block) + statistics + 1024
+        return 2 * dim * (4 * ROWS * self.slots + 2 * self.num_stages * self.block) + statistics + 1024
 
 
 @dataclass(frozen=True)

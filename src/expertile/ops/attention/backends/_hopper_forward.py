@@ -56,11 +56,10 @@ Forward = context_of(
 
 
 @gluon.constexpr_function
-def _sum_layout(rows):
-    """[rows, 4]: the four threads of a warp that hold a row of a product, a sum each."""
-    registers = [[8, 0]] + ([[64, 0]] if rows == 128 else [])
+def _sum_layout():
+    """[64, 4]: the four threads of a warp that hold a row of a product, a sum each."""
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, 4])
+    return gl.DistributedLinearLayout([[8, 0]], lanes, [[16, 0], [32, 0]], [], [64, 4])
 
 
 @gluon.jit
@@ -180,7 +179,7 @@ def _weights(p, s, row_max, row_sum, n, unmasked, last_key, MASKED: gl.constexpr
         if n >= unmasked:
             s = tiling.mask_keys(s, n, last_key, s_layout)
     e, row_max, factor = _softmax(p, s, row_max)
-    return e, row_max, _add(p, row_sum, factor, e, _sum_layout(p.ROWS)), factor
+    return e, row_max, _add(p, row_sum, factor, e, _sum_layout()), factor
 
 
 @gluon.jit
@@ -250,7 +249,7 @@ def _consumer(p, CONSUMER: gl.constexpr):
             s = warpgroup_mma_wait(0, (s,))
             n = (blocks - 1) * p.BLOCK_N
             row_max = gl.full((p.ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
-            row_sum = gl.zeros((p.ROWS, 4), gl.float32, _sum_layout(p.ROWS))
+            row_sum = gl.zeros((p.ROWS, 4), gl.float32, _sum_layout())
             e, row_max, row_sum, _f = _weights(p, s, row_max, row_sum, n, unmasked, last_key, True, s_layout)
             _values_here(p, step)
             o = gl.zeros((p.ROWS, p.D), gl.float32, o_layout)

@@ -17,6 +17,7 @@ from expertile.ops.attention.backend import Backend, Direction, Operands, Saved,
 from expertile.ops.attention.backends import _statistics
 from expertile.ops.attention.backends._hopper_backward import attention_backward_kernel
 from expertile.ops.attention.backends._hopper_configs import (
+    ROWS,
     BackwardConfig,
     ForwardConfig,
     PassConfig,
@@ -83,15 +84,15 @@ def _heads_in_l2(p: Problem, rows: int, device: Device) -> int:
 @lru_cache(maxsize=1024)
 def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, int, int], device: Device) -> Launch:
     dim = padded_dim(p.head_dim)
-    q = _rows_of_heads(p, p.q_strides, False, config.rows, dim)
+    q = _rows_of_heads(p, p.q_strides, False, ROWS, dim)
     k = _rows_of_heads(p, p.k_strides, True, config.block_n, dim)
     v = _rows_of_heads(p, p.v_strides, True, config.block_n, dim)
-    o = _rows_of_heads(p, out_strides, False, config.rows, dim)
+    o = _rows_of_heads(p, out_strides, False, ROWS, dim)
     heads = p.batch * p.heads
-    tiles = heads * -(-p.q_len // (config.rows * config.consumers))
+    tiles = heads * -(-p.q_len // (ROWS * config.consumers))
     section = min(heads, _heads_in_l2(p, p.k_len, device) * p.group)
     numbers = (tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E)
-    queries = (config.consumers, config.rows, config.consumers * config.rows)
+    queries = (config.consumers, ROWS, config.consumers * ROWS)
     shape = ForwardShape(p.causal, p.packed, dim, *queries, config.block_n, config.num_stages, config.q_slots)
     options = {"SHAPE": shape, **_registers(config.consumers)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
@@ -124,17 +125,17 @@ def _pass_launch(
     of_q = ((p.q_strides, False), (do_strides, False))
     of_k = ((p.k_strides, True), (p.v_strides, True))
     held, gone_over = (of_q, of_k) if dq else (of_k, of_q)
-    tensors = [_rows_of_heads(p, strides, keys, 64, dim) for strides, keys in held]
+    tensors = [_rows_of_heads(p, strides, keys, ROWS, dim) for strides, keys in held]
     tensors += [_rows_of_heads(p, strides, keys, config.block, dim) for strides, keys in gone_over]
-    tensors += [_rows_of_heads(p, strides, not dq, 64, dim) for strides in d_strides]
+    tensors += [_rows_of_heads(p, strides, not dq, ROWS, dim) for strides in d_strides]
     tensors += [Blocks((stats[0],), (1,), (config.block,))] * 2
     heads = p.batch * (p.heads if dq else p.kv_heads)
-    tiles = heads * -(-(p.q_len if dq else p.k_len) // 128)
+    tiles = heads * -(-(p.q_len if dq else p.k_len) // (2 * ROWS))
     section = _heads_in_l2(p, p.k_len, device) * p.group if dq else _heads_in_l2(p, p.q_len * p.group, device)
     sizes = (tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len)
     numbers = (*sizes, *stats[1:], p.scale, p.scale * _LOG2E)
     blocks = (config.block, config.num_stages, config.slots, config.ahead)
-    options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, 64, 128, *blocks, STAT_PAD), **_registers(2)}
+    options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, ROWS, 2 * ROWS, *blocks, STAT_PAD), **_registers(2)}
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     dtypes, pointers = (p.dtype,) * 6 + (torch.float32,) * 2, (torch.float32, torch.float32, torch.int32, torch.int32)
     return Launch(attention_backward_kernel, tuple(tensors), dtypes, pointers, numbers, options, programs)

@@ -4,7 +4,6 @@
 // full, 64 summands deep: a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared
 // memory and go on to the next tile; two epilogue warps make results of them while the tensor cores multiply.
 //
-//   MM        out = products
 //   GATED     the tile's left half is gate, its right half up: act = f(gate, up), and pre where it is kept
 //   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
 //
@@ -72,15 +71,14 @@ __device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Ti
 // Bias of a tile's columns, as they lie in memory, two values a copy.
 __device__ __forceinline__ void copy_bias(const Shared& s, const Inputs& in, const Tile& tile, int number) {
 #if BIAS
-  const int width = PRODUCT == GATED ? 2 * in.inner : in.inner;
+  const int width = 2 * in.inner;
   const char* from = in.bias + (long long)tile.group * width * BIAS;
   const u32 to = s.bias + number % SLOTS * (COLUMNS * BIAS);
 #pragma unroll
   for (int i = threadIdx.x % PRODUCERS * 2; i < COLUMNS; i += 2 * PRODUCERS) {
-    const bool apart = PRODUCT == GATED && !INTERLEAVED;
-    const int c = apart ? tile.col + i % 128 : (PRODUCT == GATED ? 2 : 1) * tile.col + i;
-    const bool inside = c < (apart ? in.inner : width);
-    const int at = apart ? i / 128 * in.inner + c : c;
+    const int c = INTERLEAVED ? 2 * tile.col + i : tile.col + i % 128;
+    const bool inside = c < (INTERLEAVED ? width : in.inner);
+    const int at = INTERLEAVED ? c : i / 128 * in.inner + c;
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to + i * BIAS),
                  "l"(from + (inside ? at : 0) * BIAS), "n"(2 * BIAS), "r"(inside ? 2 * BIAS : 0) : "memory");
   }
@@ -155,7 +153,7 @@ __device__ __forceinline__ void add_bias(float* sum, u32 bias) {
 #pragma unroll
   for (int n = 0; n < COLUMNS / 8; n++) {
     float2 x;
-#if PRODUCT == GATED && INTERLEAVED
+#if INTERLEAVED
     // Gate and up of a column lie side by side.
     const u32 at = bias + ((n % 16 * 8 + column) * 2 + n / 16) * BIAS;
     x = make_float2(bias_value(at), bias_value(at + 2 * BIAS));

@@ -3,11 +3,11 @@
 constexpr int HEIGHT = 64 / FINISHERS;  // rows of a part for an epilogue warp
 
 struct Outputs {
-  char *out, *pre, *dpre;  // out: of MM; act; act_w
+  char *out, *pre, *dpre;  // out: act, act_w
   const float* weights;
   const int* slots;
   float* sums;
-  int rows, inner;  // R; columns of a result of MM, or I
+  int rows, inner;  // R, I
 };
 
 // Eight products of a row of a part, from column 8 * chunk on.
@@ -17,30 +17,14 @@ __device__ __forceinline__ uint4 products_of(u32 part, int row, int chunk) {
 
 __device__ __forceinline__ int finisher() { return threadIdx.x / LANES % FINISHERS; }
 
-#if PRODUCT != BACKWARD
+#if PRODUCT == GATED
 // Nothing is read before the products are there.
 struct Ahead {};
 __device__ __forceinline__ Ahead start(const Outputs&, const Tile&, u32) { return {}; }
 
-// The first row of a part for this warp, and how many of them the group has.
-__device__ __forceinline__ int first_row(const Tile& tile, int part) {
-  return tile.row + part * 64 + finisher() * HEIGHT;
-}
-#endif
-
-#if PRODUCT == MM
-__device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead&, int part, u32 products) {
-  const int lane = threadIdx.x % LANES, c = tile.col + lane * 8, top = finisher() * HEIGHT;
-  const int first = first_row(tile, part), left = tile.row_end - first;
-  char* to = o.out + ((long long)first * o.inner + c) * 2;
-#pragma unroll 4
-  for (int r = 0; r < HEIGHT; r++)
-    if (r < left && c < o.inner) store_16(to + (long long)r * o.inner * 2, products_of(products, top + r, lane));
-}
-#elif PRODUCT == GATED
 __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const Ahead&, int part, u32 products) {
   const int lane = threadIdx.x % LANES, chunk = lane % 16, c = tile.col + chunk * 8, top = finisher() * HEIGHT;
-  const int first = first_row(tile, part), left = tile.row_end - first;
+  const int first = tile.row + part * 64 + top, left = tile.row_end - first;
 #pragma unroll 2
   for (int i = 0; i < HEIGHT / 2; i++) {
     const int r = 2 * i + lane / 16;

@@ -1,6 +1,5 @@
 // Tiles of the `cuda_gather` kernel: where they lie, which of them a program takes, and how all its warps learn of them.
 
-#define MM 0
 #define GATED 1
 #define BACKWARD 2
 

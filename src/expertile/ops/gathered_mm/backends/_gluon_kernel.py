@@ -58,7 +58,6 @@ class Shape(NamedTuple):
     STORE_PARTS: int
     STORE_SLOTS: int
     DYNAMIC: bool
-    FENCED: bool
     MASKED: bool
     MORE: int
 
@@ -77,7 +76,7 @@ Context = context_of(
 def _batch(p, acc, i, phase, PART: gl.constexpr, FIRST: gl.constexpr):
     """Queue the wgmmas of one stage, on the tile's rows number PART * ROWS and following."""
     mbarrier.wait(p.full.index(i), phase)
-    if p.GATHERED != "" and p.FENCED:
+    if p.GATHERED != "":
         # cp.async writes through the generic proxy, wgmma reads through the asynchronous one.
         fence_async_shared()
     a = p.a_smem.index(i)

@@ -1,6 +1,5 @@
-"""cuda_gather: our CUDA C++ kernel for products with gathered rows and gated epilogues, for sm_90a, by NVRTC.
+"""cuda_gather: our CUDA C++ kernel for products with gathered rows and a gated activation, for sm_90a, by NVRTC.
 
-    MM     out[r] = a[rows[r]] @ b[g] (+ bias[g])
     GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
     BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
            dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
@@ -36,7 +35,7 @@ _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(f"_cuda_{name}.cu") for nam
 _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
 _PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold
-_PRODUCTS = {Product.MM: 0, Product.GATED: 1, Product.BACKWARD: 2}
+_PRODUCTS = {Product.GATED: 1, Product.BACKWARD: 2}
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
 
@@ -62,7 +61,7 @@ class Config:
         k_major = int(p.b_strides[1] == 1)
         macros = {
             "PRODUCT": _PRODUCTS[p.product],
-            "ACTIVATION": ACTIVATIONS.index(p.activation) if p.activation else 0,
+            "ACTIVATION": ACTIVATIONS.index(p.activation),
             "INTERLEAVED": int(p.interleaved),
             "SAVE_PRE": int(p.save_pre),
             "K_MAJOR": k_major,
@@ -78,8 +77,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
     p = problem
     if reason := refusal(p, device):
         return reason
-    if p.gathered != "a":
-        return "computes products that gather rows of a, nothing else"
+    if p.gathered != "a" or p.product not in _PRODUCTS:
+        return "computes products that gather rows of a beside a gated activation, nothing else"
     if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
     if Config().smem_bytes(p.product, power_of_two(p.groups, 32), 4 * p.has_bias) > device.smem_bytes:
@@ -147,7 +146,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         sums = o.a.new_empty((-(-p.n // _COLUMNS), p.m), dtype=torch.float32)
         results = (act_w, pre, dpre)
     else:
-        results = (*outputs, None, None)[:3]  # out, or act and pre
+        results = (*outputs, None)  # act and pre
     with torch.cuda.device(o.a.device):
         nbytes = 0 if bias is None else bias.element_size()
         counter = tile_counter(True, o.offs) if config.dynamic else None

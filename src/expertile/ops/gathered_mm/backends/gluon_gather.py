@@ -46,7 +46,6 @@ class Config:
     store_slots: buffers, of a piece each, through which each of the two consumers stores.
     split: both consumers share a tile, half of its rows each; else each takes every other tile.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
-    fenced: consumers order what cp.async wrote before what wgmma reads with a proxy fence, as PTX demands.
     masked: rows of a tile past the end of its group are filled with zeros; else the group's last row is read for them.
     """
 
@@ -59,7 +58,6 @@ class Config:
     store_slots: int = 2
     split: bool = False
     dynamic: bool = False
-    fenced: bool = True
     masked: bool = False
 
     @property

@@ -88,7 +88,6 @@ def tma_kernel(
     RAGGED: tl.constexpr,
     A_COLUMN: tl.constexpr,
     B_COLUMN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     OUT_BY_TMA: tl.constexpr,
     OUT_DTYPE: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -115,7 +114,7 @@ def tma_kernel(
             b = _load(b_desc, group, col, k, k_start, k_length, RAGGED, RAGGED == "n", B_COLUMN, BLOCK_N, BLOCK_K).T
             acc = tl.dot(a, b, acc)
         cols = col + tl.arange(0, BLOCK_N)
-        if HAS_BIAS:
+        if bias_ptr is not None:
             bias_ptrs = bias_ptr + group.to(tl.int64) * bias_stride_g + cols * bias_stride_n
             acc += tl.load(bias_ptrs, mask=cols < col_end, other=0.0).to(tl.float32)[None, :]
         WIDTH: tl.constexpr = BLOCK_N // SUBTILE

@@ -20,6 +20,7 @@ from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, Pair, rows_are_tokens
 from expertile.ops.grouped_mm.backends._gluon_launch import prepared
+from expertile.ops.grouped_mm.backends._tma import unloadable_groups
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.grouped_mm.tiling import load_rows
@@ -102,31 +103,7 @@ def supports(problem: Problem, device: Device) -> str | None:
         return "a ragged last dimension of the output cannot be stored by TMA (its strides must be 16-byte multiples)"
     if p.has_bias and p.layout is Layout.RAGGED_K:
         return "no bias when K is ragged"
-    for name, strides, inner in (("a", p.a_strides, _a_inner(p)), ("b", p.b_strides, _b_inner(p))):
-        if inner is None:
-            return f"{name} has no dimension of stride 1 that TMA could read (strides {strides})"
-        if name == "a" and p.layout is Layout.RAGGED_M and inner == 0:
-            # A block's first element along it has to lie at a multiple of 16 bytes, and groups begin anywhere.
-            return "a ragged m must not be the contiguous dimension: TMA cannot start inside a row where a group begins"
-        outer = [s for i, s in enumerate(strides) if i != inner]
-        if any(s % 8 or s <= 0 for s in outer):
-            return f"TMA needs strides that are positive multiples of 16 bytes; {name} has {strides} elements"
-    return None
-
-
-def _a_inner(p: Problem) -> int | None:
-    """Which dimension of `a` is contiguous (None: none that the kernel can use)."""
-    k_dim, m_dim = len(p.a_strides) - 1, len(p.a_strides) - 2
-    if p.layout is Layout.RAGGED_K:
-        return m_dim if p.a_strides[m_dim] == 1 else None
-    return k_dim if p.a_strides[k_dim] == 1 else m_dim if p.a_strides[m_dim] == 1 else None
-
-
-def _b_inner(p: Problem) -> int | None:
-    n_dim, k_dim = len(p.b_strides) - 1, len(p.b_strides) - 2
-    if p.layout is Layout.RAGGED_K:
-        return n_dim if p.b_strides[n_dim] == 1 else None
-    return k_dim if p.b_strides[k_dim] == 1 else n_dim if p.b_strides[n_dim] == 1 else None
+    return unloadable_groups(p)
 
 
 def _fitted(config: Config, problem: Problem, device: Device) -> Config:
@@ -202,7 +179,7 @@ def _h200_default(problem: Problem, device: Device) -> Config:
     rows, tiles = _rows(p), _tiles(p)
     full_tiles = p.groups * rows * p.n / 128**2  # as many as there would be if none had rows or columns to spare
     weights_mb = 2e-6 * p.groups * p.k * p.n
-    k_contiguous = _b_inner(p) == 1
+    k_contiguous = p.b_strides[-2] == 1
     if rows <= 48:
         if p.layout is Layout.RAGGED_M:
             return _SMALL_M
@@ -291,7 +268,7 @@ def invariant(problem: Problem, device: Device) -> tuple[Config, ...]:
 def takes_more(problem: Problem, config: Config) -> bool:
     """Whether `run` takes a second pair of operands: M is ragged, and the second pair starts a step of K."""
     p = problem
-    return p.layout is Layout.RAGGED_M and _a_inner(p) == 1 and p.k > 0 and p.k % config.block_k == 0
+    return p.layout is Layout.RAGGED_M and p.a_strides[-1] == 1 and p.k > 0 and p.k % config.block_k == 0
 
 
 def run(

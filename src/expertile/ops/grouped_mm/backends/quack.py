@@ -26,6 +26,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backends._tma import unloadable_groups
 from expertile.ops.grouped_mm.problem import Layout, Problem
 
 find_spec = cache(util.find_spec)  # looks on the disk, and `supports` is asked for every new problem
@@ -36,16 +37,6 @@ class Config:
     """`tuned`: let quack measure its configurations on the first call with these shapes."""
 
     tuned: bool = True
-
-
-def _tma_reason(name: str, strides: tuple[int, ...], itemsize: int, contiguous: int) -> str | None:
-    """Why TMA cannot read a matrix that must be contiguous in dimension `contiguous` (-1 or -2), or None."""
-    if strides[contiguous] != 1:
-        return f"{name} must be {'row' if contiguous == -1 else 'column'}-major in this layout, got strides {strides}"
-    others = [s for i, s in enumerate(strides) if i != len(strides) + contiguous]
-    if any(s == 0 or s * itemsize % 16 for s in others):
-        return f"{name}: strides must be positive multiples of 16 bytes, got {strides} elements"
-    return None
 
 
 def _supports(problem: Problem, device: Device) -> str | None:
@@ -59,14 +50,8 @@ def _supports(problem: Problem, device: Device) -> str | None:
         return "writes row-major results only, ragged N would need a column-major one"
     if 0 in (problem.groups, problem.m, problem.n, problem.k):
         return "sizes must be at least 1"
-    if not problem.a_aligned or not problem.b_aligned:
-        return f"{'b' if problem.a_aligned else 'a'}: base address must be a multiple of 16 bytes"
-    a_major = {Layout.RAGGED_M: (-1,), Layout.RAGGED_K: (-2,)}.get(problem.layout, (-1, -2))
-    b_major = (-1,) if problem.layout is Layout.RAGGED_K else (-1, -2)
-    for name, strides, majors in (("a", problem.a_strides, a_major), ("b", problem.b_strides, b_major)):
-        reasons = [_tma_reason(name, strides, problem.dtype.itemsize, c) for c in majors]
-        if None not in reasons:
-            return next((r for r in reasons if r and "multiples" in r), reasons[0])
+    if reason := unloadable_groups(problem):
+        return reason
     if problem.n * problem.out_dtype.itemsize % 16:
         return f"rows of the result must be multiples of 16 bytes, got {problem.n} columns of {problem.out_dtype}"
     return None

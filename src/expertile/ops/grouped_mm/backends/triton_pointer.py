@@ -90,7 +90,6 @@ def _pointer_kernel(
     bias_stride_n,
     GROUP_M,
     RAGGED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -136,7 +135,7 @@ def _pointer_kernel(
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
             a_tile += a_step
             b_tile += b_step
-        if HAS_BIAS:
+        if bias_ptr is not None:
             bias_tile = bias_ptr + group_64 * bias_stride_g + col_64 * bias_stride_n
             acc += tl.load(bias_tile + cols * bias_stride_n, mask=b_cols, other=0.0).to(tl.float32)
         out_tile = out_ptr + group_64 * out_stride_g + row_64 * out_stride_m + col_64 * out_stride_n
@@ -169,7 +168,6 @@ def _launch(
     )
     options = {
         "RAGGED": ragged,
-        "HAS_BIAS": pointers[-1] is not None,
         "EVEN_K": ragged != "k" and problem.k % block_k == 0,
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,

@@ -28,6 +28,7 @@ import triton.language as tl
 from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
+from expertile.ops.grouped_mm.backends._tma import stored_order, unloadable
 from expertile.ops.grouped_mm.backends._triton_tma_kernel import tma_kernel
 from expertile.ops.grouped_mm.persistent import (
     RAGGED,
@@ -67,15 +68,6 @@ class Config:
 _TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-def _stored_order(strides: tuple[int, ...], itemsize: int) -> str | None:
-    """ "row" or "column": the contiguous one of the last two dimensions, if all other strides suit TMA; else None."""
-    *lead, rows, cols = strides
-    for order, contiguous, pitch in (("row", cols, rows), ("column", rows, cols)):
-        if contiguous == 1 and all(s > 0 and s * itemsize % 16 == 0 for s in (*lead, pitch)):
-            return order
-    return None
-
-
 def _aligned_starts(problem: Problem) -> int:
     """Of which multiple a group's first tile has to start.
 
@@ -85,7 +77,7 @@ def _aligned_starts(problem: Problem) -> int:
     layout, itemsize = problem.layout, problem.dtype.itemsize
     strides = {Layout.RAGGED_M: problem.a_strides, Layout.RAGGED_N: problem.b_strides}.get(layout)
     contiguous = "column" if layout is Layout.RAGGED_M else "row"
-    return 16 // itemsize if strides is not None and _stored_order(strides, itemsize) == contiguous else 1
+    return 16 // itemsize if strides is not None and stored_order(strides, itemsize) == contiguous else 1
 
 
 @lru_cache(maxsize=1024)
@@ -100,8 +92,8 @@ def _launch(
     """The launch on GPU `device` for out, offs and bias like `pointers`, an output and a bias of those strides."""
     layout, m, n, k, groups = problem.layout, problem.m, problem.n, problem.k, problem.groups
     dtype = problem.dtype
-    a_column = _stored_order(problem.a_strides, dtype.itemsize) == "column"
-    b_column = _stored_order(problem.b_strides, dtype.itemsize) == "column"
+    a_column = stored_order(problem.a_strides, dtype.itemsize) == "column"
+    b_column = stored_order(problem.b_strides, dtype.itemsize) == "column"
     a_shape = (m, k) if len(problem.a_strides) == 2 else (groups, m, k)
     b_shape = (k, n) if len(problem.b_strides) == 2 else (groups, k, n)
     if layout is Layout.RAGGED_K:  # a by columns, b by rows
@@ -119,7 +111,7 @@ def _launch(
         and layout is not Layout.RAGGED_N
         and align == 1
         and out_strides[-1] == 1
-        and _stored_order(out_strides, problem.out_dtype.itemsize) == "row"
+        and stored_order(out_strides, problem.out_dtype.itemsize) == "row"
     )
     out = None
     if out_by_tma:
@@ -129,7 +121,6 @@ def _launch(
         "RAGGED": RAGGED[layout],
         "A_COLUMN": a_column,
         "B_COLUMN": b_column,
-        "HAS_BIAS": problem.has_bias,
         "OUT_BY_TMA": out_by_tma,
         "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
         "ALIGN": align,
@@ -176,24 +167,12 @@ def supports(problem: Problem, device: Device) -> str | None:
         return f"plans at most 4096 groups in registers, got {problem.groups}"
     if problem.k == 0:
         return "a descriptor cannot describe k = 0"
-    itemsize = problem.dtype.itemsize
-    orders = {}
-    for name, strides, aligned in (
-        ("a", problem.a_strides, problem.a_aligned),
-        ("b", problem.b_strides, problem.b_aligned),
-    ):
-        if not aligned:
-            return f"TMA needs {name} to start on a multiple of 16 bytes"
-        order = _stored_order(strides, itemsize)
-        if order is None:
-            return f"TMA needs one contiguous dimension, other strides in multiples of 16 bytes; {name} has {strides}"
-        orders[name] = order
-    if problem.layout is Layout.RAGGED_K and (orders["a"], orders["b"]) != ("column", "row"):
-        return "a ragged k must not be the contiguous dimension: TMA cannot stop inside a row where the group ends"
+    if reason := unloadable(problem):
+        return reason
     if problem.dtype is torch.float32:
         if not problem.allow_tf32:
             return "float32 without TF32 has no tensor cores to feed"
-        if (orders["a"], orders["b"]) != ("row", "column"):
+        if problem.a_strides[-1] != 1 or problem.b_strides[-2] != 1:
             return "TF32 wgmma needs k contiguous in both operands"
     if max(problem.m, problem.n, problem.k) > _RAGGED_ROWS:
         return "a ragged descriptor reaches at most 2^30 rows"

@@ -1,12 +1,13 @@
 """What `gluon_int4` and `gluon_w4a8` share on the host: what they refuse, the options of a launch, and a call."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from expertile.device import Device
-from expertile.ops.grouped_mm.backend import new_out
+from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper import limits, reduce
 from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import Launch
@@ -41,19 +42,27 @@ def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:
         """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split
         K, and waits for nothing."""
         p = problem
-        if out is not None and not limits.storable(out):
-            # The copy carries the rows that are to be left alone.
-            aligned = out.new_empty(out.shape).copy_(out)
-            return out.copy_(run(p, operands, config, aligned))
-        target = out = new_out(p, operands, out)
-        if not (p.groups and p.m and p.n):
-            return out
-        if config.split_k > 1:
-            target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
-        launch, device, tensors, pointers = prepared(p, operands, config, target)
-        launch.run(device, tensors, pointers)
-        if config.split_k > 1:
-            reduce.run(target, operands.offs, out)
-        return out
+
+        def queue(target: torch.Tensor) -> None:
+            parts = target
+            if config.split_k > 1:
+                parts = target.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
+            launch, device, tensors, pointers = prepared(p, operands, config, parts)
+            launch.run(device, tensors, pointers)
+            if config.split_k > 1:
+                reduce.run(parts, operands.offs, target)
+
+        return filled(p, operands, out, queue)
 
     return run
+
+
+SPLITS = (1, 2, 3, 4, 6, 8)
+
+
+def best_splits(ordered: Iterable[Any]) -> tuple[Any, ...]:
+    """Of configs that differ in nothing but `split_k`, and what is fitted to it, the first."""
+    best: dict[Any, Any] = {}
+    for config in ordered:
+        best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=2), config)
+    return tuple(best.values())

@@ -35,10 +35,6 @@ def _awaited(acc, WAIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "groups", "GROUP_M"])
 def weight_only_kernel(
-    a_desc,
-    w_desc,
-    scales_desc,
-    zeros_desc,
     a_ptr,
     w_ptr,
     out_ptr,
@@ -57,15 +53,10 @@ def weight_only_kernel(
     bias_stride_g,
     bias_stride_n,
     GROUP_M,
-    TMA: tl.constexpr,
-    DTYPE: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     EVEN_N: tl.constexpr,
     EVEN_K: tl.constexpr,
     SCALES: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
-    SCALE_WEIGHTS: tl.constexpr,
     HALF: tl.constexpr,
     OFFSET: tl.constexpr,
     GROUPS_P2: tl.constexpr,
@@ -76,6 +67,7 @@ def weight_only_kernel(
 ):
     # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles;
     # "mxfp4", that format's.
+    DTYPE: tl.constexpr = a_ptr.dtype.element_ty
     total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, _, _, _ = locate_tile(
@@ -84,17 +76,14 @@ def weight_only_kernel(
         group_64 = group.to(tl.int64)
         rows, cols, ks = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, HALF)
         row_mask, col_mask = rows < row_end - row, cols < N - col
-        a_tile = a_ptr
-        w_tile = w_ptr
-        if not TMA:
-            a_offsets = ks[:, None].to(OFFSET) * a_stride_k + rows[None, :].to(OFFSET) * a_stride_m
-            a_tile = a_ptr + row.to(tl.int64) * a_stride_m + a_offsets
-            in_row = tl.arange(0, HALF // 4)
-            if EVEN_K:
-                w_tile = w_ptr + (group_64 * N + col) * (K // 8) + (cols[:, None] * (K // 8) + in_row[None, :])
-            else:
-                pitch = tl.cdiv(K, 2 * HALF) * (HALF // 4)
-                w_tile = w_ptr + (group_64 * N + col) * pitch + (cols[:, None] * pitch + in_row[None, :])
+        a_offsets = ks[:, None].to(OFFSET) * a_stride_k + rows[None, :].to(OFFSET) * a_stride_m
+        a_tile = a_ptr + row.to(tl.int64) * a_stride_m + a_offsets
+        in_row = tl.arange(0, HALF // 4)
+        if EVEN_K:
+            w_tile = w_ptr + (group_64 * N + col) * (K // 8) + (cols[:, None] * (K // 8) + in_row[None, :])
+        else:
+            pitch = tl.cdiv(K, 2 * HALF) * (HALF // 4)
+            w_tile = w_ptr + (group_64 * N + col) * pitch + (cols[:, None] * pitch + in_row[None, :])
         if SCALES == "mxfp4":
             scale_at = (group_64 * tl.cdiv(K, 128) * N + col + cols) * 4
         else:
@@ -105,28 +94,23 @@ def weight_only_kernel(
         if SCALES == "mxfp4":
             scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0)
             scale_high = tl.load(scales_ptr + scale_at + 1, mask=col_mask, other=0)
-        elif SCALES == "row" or not TMA:
+        else:
             # Loaded a step before they are needed: straight into registers, as nothing narrow can be copied ahead.
             scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0.0)
             scale_high = tl.load(scales_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
-            if HAS_ZEROS:
+            if zeros_ptr is not None:
                 zero_low = tl.load(zeros_ptr + scale_at, mask=col_mask, other=0.0)
                 zero_high = tl.load(zeros_ptr + scale_at + SECOND * N, mask=col_mask, other=0.0)
         for k in range(0, K, 2 * HALF):
-            if TMA:
-                q = w_desc.load([group, col, k // 8]).reshape(BLOCK_N, HALF // 4)
-                a_low = a_desc.load([row, k]).T
-                a_high = a_desc.load([row, k + HALF]).T
+            q = tl.load(w_tile) if EVEN_N else tl.load(w_tile, mask=col_mask[:, None], other=0)
+            a_low = tl.load(a_tile, mask=row_mask[None, :], other=0.0)
+            if EVEN_K:
+                a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)
             else:
-                q = tl.load(w_tile) if EVEN_N else tl.load(w_tile, mask=col_mask[:, None], other=0)
-                a_low = tl.load(a_tile, mask=row_mask[None, :], other=0.0)
-                if EVEN_K:
-                    a_high = tl.load(a_tile + HALF * a_stride_k, mask=row_mask[None, :], other=0.0)
-                else:
-                    high_mask = row_mask[None, :] & (k + HALF + ks[:, None] < K)
-                    a_high = tl.load(a_tile + HALF * a_stride_k, mask=high_mask, other=0.0)
-                w_tile += HALF // 4
-                a_tile += 2 * HALF * a_stride_k
+                high_mask = row_mask[None, :] & (k + HALF + ks[:, None] < K)
+                a_high = tl.load(a_tile + HALF * a_stride_k, mask=high_mask, other=0.0)
+            w_tile += HALF // 4
+            a_tile += 2 * HALF * a_stride_k
             if SCALES == "mxfp4":
                 l0, l1, l2, l3, h0, h1, h2, h3 = unpack_mxfp4(q, DTYPE, ASSEMBLY)
                 if PRODUCTS == "mma.sync":
@@ -147,35 +131,21 @@ def weight_only_kernel(
                 acc = tl.dot(low * first[:, None], a_low, acc)
                 acc = _awaited(tl.dot(high * second[:, None], a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
             elif SCALES == "row":
-                if HAS_ZEROS:
+                if zeros_ptr is not None:
                     low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
                 acc = tl.dot(low, a_low, acc)
                 acc = _awaited(tl.dot(high, a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
             else:
-                if TMA:
-                    block = k // GROUP_SIZE
-                    first = scales_desc.load([group, block, col]).reshape(BLOCK_N)
-                    second = scales_desc.load([group, block + SECOND, col]).reshape(BLOCK_N) if SECOND else first
-                    if HAS_ZEROS:
-                        zero = zeros_desc.load([group, block, col]).reshape(BLOCK_N)
-                        low = shifted(low, zero, DTYPE)
-                        high = shifted(
-                            high, zeros_desc.load([group, block + 1, col]).reshape(BLOCK_N) if SECOND else zero, DTYPE
-                        )
-                else:
-                    first, second = scale_low, scale_high
-                    next_at = scale_at + (k + 2 * HALF) // GROUP_SIZE * N
-                    next_mask = col_mask & (k + 2 * HALF < K)
-                    scale_low = tl.load(scales_ptr + next_at, mask=next_mask, other=0.0)
-                    scale_high = tl.load(scales_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
-                    if HAS_ZEROS:
-                        low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
-                        zero_low = tl.load(zeros_ptr + next_at, mask=next_mask, other=0.0)
-                        zero_high = tl.load(zeros_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
-                if SCALE_WEIGHTS:
-                    acc = tl.dot(low * first[:, None], a_low, acc)
-                    acc = _awaited(tl.dot(high * second[:, None], a_high, acc), ASSEMBLY and PRODUCTS == "wgmma")
-                elif SECOND:
+                first, second = scale_low, scale_high
+                next_at = scale_at + (k + 2 * HALF) // GROUP_SIZE * N
+                next_mask = col_mask & (k + 2 * HALF < K)
+                scale_low = tl.load(scales_ptr + next_at, mask=next_mask, other=0.0)
+                scale_high = tl.load(scales_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
+                if zeros_ptr is not None:
+                    low, high = shifted(low, zero_low, DTYPE), shifted(high, zero_high, DTYPE)
+                    zero_low = tl.load(zeros_ptr + next_at, mask=next_mask, other=0.0)
+                    zero_high = tl.load(zeros_ptr + next_at + SECOND * N, mask=next_mask, other=0.0)
+                if SECOND:
                     acc += tl.dot(low, a_low) * first.to(tl.float32)[:, None]
                     acc += tl.dot(high, a_high) * second.to(tl.float32)[:, None]
                 else:
@@ -184,7 +154,7 @@ def weight_only_kernel(
                     acc += part * first.to(tl.float32)[:, None]
         if SCALES == "row":
             acc *= scale_low.to(tl.float32)[:, None]
-        if HAS_BIAS:
+        if bias_ptr is not None:
             bias_at = bias_ptr + group_64 * bias_stride_g + (col + cols) * bias_stride_n
             acc += tl.load(bias_at, mask=col_mask, other=0.0).to(tl.float32)[:, None]
         out_rows = row.to(tl.int64) + rows

@@ -47,8 +47,8 @@ class Shape(NamedTuple):
     """What the kernel is compiled for. GROUPS_POW2: a power of two >= max(G, 32).
 
     FORMAT: "mxfp4_fp8" or "int4". RECIPE: scales of x, one for each 1x128 ("vector") or each row ("row"). TOKENS: rows
-    of x in one product, BLOCK_M or half of it. ORDERED: two consumers queue their products in order
-    (`hopper/ordered_barrier.py`). AHEAD: the next words are read while a product runs."""
+    of x in one product, BLOCK_M or half of it. ORDERED: True, for `hopper/ordered_barrier.py`. AHEAD: the next words
+    are read while a product runs."""
 
     LAYOUT: str
     FORMAT: str

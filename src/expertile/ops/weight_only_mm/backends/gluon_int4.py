@@ -30,7 +30,7 @@ from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
+from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, options_of, refusal, runner
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
 _INT32 = 2**31
@@ -52,9 +52,6 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
     if reason is None and p.groups * p.scale_bytes >= 2 * _INT32:
         return "scales must lie within 2^31 elements"
     return reason
-
-
-_SPLITS = (1, 2, 3, 4, 6, 8)
 
 
 def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config | None:
@@ -81,18 +78,13 @@ def _fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Confi
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     found: dict[Config, None] = {}
     for tile in tiles(problem):
-        for split in _SPLITS:
+        for split in SPLITS:
             if split > 1 and (split * tile.block_k > problem.k or most_tiles(problem, tile) > 2 * device.sm_count):
                 continue
             config = _fitted(replace(tile, split_k=split), problem, device)
             if config is not None:
                 found[config] = None
-    ordered = ranked(problem, device, tuple(found))
-    # Splits further than the best one of each tile are not worth a try.
-    best: dict[Config, Config] = {}
-    for config in ordered:
-        best.setdefault(replace(config, split_k=1, num_stages=0, store_parts=2), config)
-    return tuple(best.values())
+    return best_splits(ranked(problem, device, tuple(found)))
 
 
 @lru_cache(maxsize=1024)

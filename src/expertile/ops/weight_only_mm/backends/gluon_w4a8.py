@@ -23,11 +23,12 @@ from expertile.ops.hopper.context import shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backends._hopper import options_of, refusal, runner
+from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, options_of, refusal, runner
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, Backend, Operands, WeightOnlyProblem
 
 _INT32 = 2**31
+_CONSUMERS = 2  # warpgroups, each with its own columns of a tile
 
 
 @dataclass(frozen=True)
@@ -36,23 +37,19 @@ class Config:
 
     block_m: rows of `a` in a tile, a power of two from 8 to 256; 256 are multiplied in two halves.
     cols: rows of w, columns of the result, that one consumer multiplies: 64, or 128, one 64 after the other.
-    consumers: warpgroups, each with its own columns of the tile: 2 or 1.
     group_m: rows of tiles that share one pass over a group's weights.
     split_k: programs that share a tile's steps.
     store_parts: pieces in which a product's result leaves.
     ahead: whether the next words are read while a product runs, which takes registers; INT4 has none left.
-    ordered: whether two consumers queue their products in order.
     """
 
     block_m: int = 128
     cols: int = 64
     num_stages: int = 6
-    consumers: int = 2
     group_m: int = 4
     split_k: int = 1
     store_parts: int = 1
     ahead: bool = True
-    ordered: bool = True
 
     @property
     def tokens(self) -> int:
@@ -62,7 +59,7 @@ class Config:
     @property
     def block_n(self) -> int:
         """Columns of the result in a tile."""
-        return self.consumers * self.cols
+        return _CONSUMERS * self.cols
 
     def smem_bytes(self, problem: WeightOnlyProblem) -> int:
         """Shared memory of one program, bytes (barriers and alignment rounded up to 1 KiB)."""
@@ -70,7 +67,7 @@ class Config:
         scales = self.block_n * p.layout_of_weight.scale_itemsize + self.block_m * 4
         stage = self.block_m * BLOCK + self.block_n * BLOCK // 2 + scales
         itemsize = 4 if self.split_k > 1 else p.out_dtype.itemsize
-        return self.num_stages * stage + self.consumers * self.tokens // self.store_parts * 64 * itemsize + 1024
+        return self.num_stages * stage + _CONSUMERS * self.tokens // self.store_parts * 64 * itemsize + 1024
 
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
@@ -115,18 +112,13 @@ def fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     found = []
     for tile in candidates(problem.format):
-        for split in (1, 2, 3, 4, 6, 8):
+        for split in SPLITS:
             if split > 1 and split > -(-problem.k // BLOCK):
                 continue
             config = fitted(replace(tile, split_k=split), problem, device)
             if config.smem_bytes(problem) <= device.smem_bytes:
                 found.append(config)
-    ordered = sorted(dict.fromkeys(found), key=lambda c: _seconds(problem, device, c))
-    # Splits further than the best one of each tile are not worth a try.
-    best: dict[tuple[int, int], Config] = {}
-    for config in ordered:
-        best.setdefault((config.block_m, config.cols), config)
-    return tuple(best.values())
+    return best_splits(sorted(found, key=lambda c: _seconds(problem, device, c)))
 
 
 def _seconds(problem: WeightOnlyProblem, device: Device, config: Config) -> float:
@@ -172,10 +164,9 @@ def _launch(
         Blocks((p.groups * p.scale_groups * p.n,), (1,), (config.block_n,)),
         ragged(p.n, strides[-2], (config.tokens // config.store_parts, 64)),
     )
-    recipe, ordered = "vector" if len(p.scale_a_strides) == 2 else "row", config.ordered and config.consumers == 2
-    shape = shape_of(Shape, config, p, LAYOUT="ragged_m", RECIPE=recipe, ORDERED=ordered)
-    # Warps come in fours; the register file holds 65536.
-    registers = (168 if config.consumers == 2 else 248, *((232, 40) if p.groups <= 256 else (224, 56)))
+    recipe = "vector" if len(p.scale_a_strides) == 2 else "row"
+    shape = shape_of(Shape, config, p, LAYOUT="ragged_m", RECIPE=recipe, CONSUMERS=_CONSUMERS, ORDERED=True)
+    registers = (168, 232, 40) if p.groups <= 256 else (168, 224, 56)
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
     dtypes = (p.dtype, torch.int32, scale_dtype, dtype)
     pointers = (torch.int32, bias_dtype or dtype, torch.float32, torch.float32)

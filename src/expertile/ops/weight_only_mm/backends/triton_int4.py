@@ -2,14 +2,9 @@
 
 For each group g:  out_g[m, n] = Σ_k a_g[m, k] · (q_g[n, k] − zero_g[n, k // group]) · scale_g[n, k // group]  (+ bias)
 
-`_triton_kernel` multiplies; zero points and scales come on top:
-
-    scale on the sum      the products of one group of K with q − zero are added up, then scaled in float32: exact
-                          weights, a multiply-add for every element of out and group of K, twice the accumulators
-    scale on the weights  (q − zero) · scale is rounded to 16 bits as `Int4Weight.dequantize` does: half an instruction
-                          a value more, one chain of products over all of K
-
-An `Mxfp4Weight` is unpacked by triton_mxfp4.py, steps of 64 of K, and its scales multiply the weights, exactly.
+`_triton_kernel` multiplies; the products of one group of K with q − zero are added up, then scaled in float32: exact
+weights, a multiply-add for every element of out and group of K, twice the accumulators. An `Mxfp4Weight` is unpacked by
+triton_mxfp4.py, steps of 64 of K, and its scales multiply the weights, exactly.
 
 Bytes: a (tiles of a group share it in L2) and out once, the packed weights and scales once for every BLOCK_M rows. Few
 rows are limited by those bytes; many by the unpacking, which every BLOCK_M rows pay for again, and by the tensor cores.
@@ -27,7 +22,6 @@ from expertile.formats.int4.packing import words
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.persistent import best_group_m, groups_p2, mean_tile_extents, tiles_bound
 from expertile.ops.launch import versions
-from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.device import no_triton, program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
 from expertile.ops.weight_only_mm.backends._triton_kernel import weight_only_kernel
@@ -38,23 +32,16 @@ from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyPr
 class Config:
     """A tile is block_m rows of a by block_n columns of out, K in steps of one packed block.
 
-    scale_weights: see above. tma: a, the weights and their scales come by TMA (sm_90+). products: the instructions that
-    Triton multiplies with, "wgmma" (sm_90), "mma.sync" (sm_8x, sm_12x) or "tcgen05" (sm_10x); results are right with
-    any. group_m: tile rows per raster panel."""
+    products: the instructions that Triton multiplies with, "wgmma" (sm_90), "mma.sync" (sm_8x, sm_12x) or "tcgen05"
+    (sm_10x); results are right with any. group_m: tile rows per raster panel."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
-    scale_weights: bool = False
-    tma: bool = False
     blocks_per_sm: int = 1
     products: str = "wgmma"
     group_m: int = 8
-
-
-_DESCRIBED = (0, 1, 3, 4)  # places among the tensors of those that TMA may read
-_TRITON_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def _scales_in_a_step(problem: WeightOnlyProblem) -> str:
@@ -79,18 +66,12 @@ def _launch(
     output and a bias of those strides."""
     m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
     block_m, block_n = config.block_m, config.block_n
-    dtype = problem.dtype
     reach = half * problem.a_strides[1] + block_m * problem.a_strides[0]
     options = {
-        "TMA": config.tma,
-        "DTYPE": _TRITON_DTYPE[dtype],
-        "HAS_ZEROS": problem.has_zeros,
-        "HAS_BIAS": problem.has_bias,
         "EVEN_N": n % block_n == 0,
         "EVEN_K": k % (2 * half) == 0,
         "SCALES": _scales_in_a_step(problem),
         "GROUP_SIZE": problem.group_size if problem.group_size != k else 0,
-        "SCALE_WEIGHTS": config.scale_weights and problem.group_size != k,
         "HALF": half,
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
         "GROUPS_P2": groups_p2(problem),
@@ -104,24 +85,10 @@ def _launch(
     if config.products == "mma.sync":
         # Triton's own choice may take registers that another block should have.
         options["maxnreg"] = min(255, 65536 // (32 * config.num_warps * config.blocks_per_sm) // 8 * 8)
-    blocks: tuple[Blocks | None, ...] = (None, None, None, None)
-    if config.tma:
-        if reason := _not_for_tma(problem):
-            raise ValueError(f"config: expected tma=False for this problem ({reason}), got True")
-        per_group = problem.scale_groups
-        scale_block = Blocks((groups, per_group, n), (per_group * n, n, 1), (1, 1, block_n))
-        scaled = problem.group_size != k
-        blocks = (
-            Blocks((m, k), problem.a_strides, (block_m, half)),
-            Blocks((groups, n, k // 8), (n * k // 8, k // 8, 1), (1, block_n, half // 4)),
-            scale_block if scaled else None,
-            scale_block if scaled and problem.has_zeros else None,
-        )
-        pointers = (None, None, *pointers[2:])
     numbers = (0, n, k, groups, *problem.a_strides, *out_strides, *bias_strides, config.group_m)
-    tiles, dtypes = tiles_bound("m", groups, m, n, block_m, block_n), (dtype, torch.int32, dtype, dtype)
+    tiles = tiles_bound("m", groups, m, n, block_m, block_n)
     programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
-    return Launch(weight_only_kernel, blocks, dtypes, pointers, numbers, options, programs)
+    return Launch(weight_only_kernel, (), (), pointers, numbers, options, programs)
 
 
 def run(
@@ -136,12 +103,7 @@ def run(
     addresses, pointers = met(given)
     bias_strides = (0, 0) if bias is None else bias.stride()
     launch = _launch(problem, config, pointers, out.stride(), bias_strides, device)
-    if config.tma:  # descriptors of a, words, scales and zeros in the place of the first two pointers
-        described = [given[i] for i in _DESCRIBED]
-        at = [addresses[i] for i in _DESCRIBED]
-        launch.run(device, described, (None, None, *given[2:]), (*at, None, None, *addresses[2:]))
-    else:
-        launch.run(device, (None,) * 4, given, (*(None,) * 4, *addresses))
+    launch.run(device, (), given, addresses)
     return out
 
 
@@ -157,20 +119,10 @@ def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
 _HOPPER = (
     Config(16, 64, 4, 5, blocks_per_sm=4),
     Config(16, 64, 4, 8, blocks_per_sm=3),
-    Config(16, 64, 4, 5, tma=True, blocks_per_sm=4),
     Config(16, 128, 8, 5, blocks_per_sm=2),
-    Config(16, 128, 8, 5, tma=True, blocks_per_sm=2),
-    Config(16, 128, 4, 5, tma=True, blocks_per_sm=3),
     Config(32, 64, 4, 5, blocks_per_sm=3),
     Config(32, 128, 8, 4, blocks_per_sm=2),
-    Config(32, 128, 8, 4, tma=True, blocks_per_sm=2),
     Config(64, 64, 4, 3, blocks_per_sm=2),
-    Config(64, 128, 8, 4, tma=True, blocks_per_sm=1),
-    Config(64, 128, 8, 3, scale_weights=True, tma=True, blocks_per_sm=2),
-    Config(128, 64, 4, 3, scale_weights=True, tma=True, blocks_per_sm=2),
-    Config(128, 128, 8, 4, tma=True),
-    Config(128, 128, 8, 4, scale_weights=True, tma=True),
-    Config(256, 128, 8, 3, scale_weights=True, tma=True),
 )
 _PORTABLE = (
     Config(16, 64, 4, 4, blocks_per_sm=4, products="mma.sync"),
@@ -185,20 +137,17 @@ _PORTABLE = (
 
 @lru_cache(maxsize=4096)
 def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
-    """The tiles that fit shared memory and that TMA, where they use it, can load; the lowest modelled time first."""
+    """The tiles that fit shared memory, the lowest modelled time first."""
     found = []
     hopper = device.at_least(9) and not device.at_least(10)
     for c in _HOPPER if hopper else _PORTABLE:
-        if problem.scales_are_codes:
-            c = replace(c, scale_weights=True)
         # Zero points, a second scale in a step and masked columns take registers that another block would have.
-        heavy = not c.tma and (problem.has_zeros or problem.group_size == problem.half or problem.n % c.block_n > 0)
+        heavy = problem.has_zeros or problem.group_size == problem.half or problem.n % c.block_n > 0
         if heavy and not hopper and c.block_m == 128:
             continue
         blocks = c.blocks_per_sm - 1 if heavy and c.blocks_per_sm > 1 else c.blocks_per_sm
         stage = c.block_n * problem.half + 4 * problem.half * c.block_m
-        fits = stage * c.num_stages * blocks <= (device.smem_bytes or 101376)
-        if fits and not (c.tma and _not_for_tma(problem)):
+        if stage * c.num_stages * blocks <= (device.smem_bytes or 101376):
             products = "tcgen05" if device.at_least(10) and not device.at_least(12) else c.products
             # From Triton 3.8 on, a step of this tile on sm_80 has 236 values wait in memory, before it had none.
             if products == "mma.sync" and c.block_m * c.block_n > 128 * 64 and versions.TRITON >= (3, 8):
@@ -209,18 +158,6 @@ def configs(problem: WeightOnlyProblem, device: Device) -> tuple[Config, ...]:
     return tuple(sorted(found, key=lambda c: _cost(problem, device, c)))
 
 
-def _not_for_tma(problem: WeightOnlyProblem) -> str | None:
-    """Why TMA cannot load this problem's operands, or None: it takes rows of whole 16 bytes, K contiguous."""
-    if problem.scales_are_codes:
-        return "its scales are bytes, which come by pointers"
-    pitch, step = problem.a_strides
-    if step != 1 or pitch <= 0 or pitch % 8 or not problem.a_aligned:
-        return f"a must have K contiguous and rows that start on multiples of 16 bytes, got strides {problem.a_strides}"
-    if problem.n % 8 or not problem.b_aligned:
-        return f"scales must have rows of whole 16 bytes, got N = {problem.n}"
-    return None
-
-
 def _cost(problem: WeightOnlyProblem, device: Device, config: Config) -> float:
     """Modelled clocks of one call. A step of 128 of K takes a multiprocessor the longest of: its packed bytes from
     memory; its instructions (some 3.5 clocks for a column of out, measured in SASS); its products; and the last two
@@ -229,7 +166,7 @@ def _cost(problem: WeightOnlyProblem, device: Device, config: Config) -> float:
     tiles = problem.groups * -(-rows // config.block_m) * -(-cols // config.block_n)
     clock, sms = device.max_clock_hz, device.sm_count
     macs = (device.peak("bf16") or 1e14) / 2 / clock / sms
-    issue = 3.5 * config.block_n * (1.3 if config.scale_weights else 1 + config.block_m / 256)
+    issue = 3.5 * config.block_n * (1.3 if problem.scales_are_codes else 1 + config.block_m / 256)
     products = 128.0 * config.block_n * config.block_m / macs
     weight_bytes = 66.0 * config.block_n / ((device.memory_bps or 1e12) / clock / sms)
     groups_at_once = config.blocks_per_sm * config.num_warps / 4
