@@ -1,4 +1,4 @@
-"""The kernels of `triton_gather`: products of ragged rows with three epilogues, and the sum of their parts."""
+"""The kernels of `triton_gather`: one for products of ragged rows, with three epilogues, one for weight gradients."""
 
 import triton
 import triton.language as tl
@@ -142,3 +142,60 @@ def sum_parts_kernel(partial_ptr, slots_ptr, offs_ptr, dweights_ptr, groups, par
         total += tl.load(partial_ptr + start + i, mask=used, other=0.0)
     slot = tl.load(slots_ptr + row, mask=used, other=0)
     tl.store(dweights_ptr + slot, total, mask=used)
+
+
+@triton.jit(do_not_specialize=["groups", "GROUP_M"])
+def wgrad_kernel(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    rows_ptr,
+    offs_ptr,
+    M,
+    N,
+    groups,
+    a_stride_r,
+    a_stride_m,
+    b_stride_r,
+    b_stride_n,
+    GROUP_M,
+    GATHERED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    GROUPS_P2: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[g] = Σ a[r]ᵀ b[r] over the rows of g; GATHERED: the operand ("a", "b" or "") whose rows are looked up."""
+    total, ends = count_tiles(offs_ptr, M, N, groups, "k", GROUPS_P2, BLOCK_M, BLOCK_N)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        group, m, m_end, n, n_end, first, length = locate_tile(
+            tile, ends, offs_ptr, M, N, 0, GROUP_M, "k", GROUPS_P2, BLOCK_M, BLOCK_N
+        )
+        ks = tl.arange(0, BLOCK_K)
+        ms, ns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, length, BLOCK_K):
+            used = ks < length - k
+            place = (first + k + ks).to(tl.int64)
+            a_row, b_row = place, place
+            if GATHERED != "":
+                token = tl.load(rows_ptr + place, mask=used, other=0).to(tl.int64)
+                if GATHERED == "a":
+                    a_row = token
+                else:
+                    b_row = token
+            a = tl.load(
+                a_ptr + a_row[None, :] * a_stride_r + ms[:, None] * a_stride_m,
+                mask=used[None, :] & (ms < m_end)[:, None],
+                other=0.0,
+            )
+            b = tl.load(
+                b_ptr + b_row[:, None] * b_stride_r + ns[None, :] * b_stride_n,
+                mask=used[:, None] & (ns < n_end)[None, :],
+                other=0.0,
+            )
+            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        at = (group.to(tl.int64) * M + ms)[:, None] * N + ns[None, :]
+        inside = (ms < m_end)[:, None] & (ns < n_end)[None, :]
+        tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=inside)

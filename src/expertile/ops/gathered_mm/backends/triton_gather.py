@@ -3,6 +3,7 @@
     MM        out[r] = x[rows[r]] @ b[g] (+ bias[g])
     GATED     pre[r] = the same; act[r] = f(gate, up) from the float32 sums
     BACKWARD  a_r = dy[rows[r]] @ down[g]ᵀ stays in registers; dpre, act_w and each tile's part of <a_r, f(pre[r])>
+    WGRAD     out[g] = Σ_r a[rows[r]]ᵀ b[r]
 
 Rows are looked up once a tile and loaded where they lie, 16 bytes at a time where K is contiguous, so no permuted copy
 of x exists. A tile of GATED has two sums, of gate and of up columns, whether those are neighbours or half a row apart.
@@ -22,7 +23,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
-from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, sum_parts_kernel
+from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, sum_parts_kernel, wgrad_kernel
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
@@ -47,6 +48,18 @@ def _launch(
 ) -> Launch:
     """The launch on GPU `device` for arguments like `pointers`."""
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
+    inner, where = problem.grouped(), torch_device(device)
+    shared = {
+        "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
+        "GROUPS_P2": groups_p2(inner),
+        **tile_options(config),
+    }
+    if problem.product is Product.WGRAD:
+        tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)
+        numbers = (problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m)
+        options = {"GATHERED": problem.gathered, **shared}
+        programs = program_count(where, tiles, config.blocks_per_sm)
+        return Launch(wgrad_kernel, (), (), pointers, numbers, options, programs)
     cols = problem.intermediate if problem.product is Product.GATED else problem.n
     rows = problem.tokens if problem.gathered else block_m
     reach = max(
@@ -60,26 +73,28 @@ def _launch(
         "EVEN_K": problem.k % block_k == 0,
         "EVEN_N": cols % block_n == 0,
         "PARTS": _parts(problem.product, config),
-        "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
-        "GROUPS_P2": groups_p2(problem.grouped()),
-        **tile_options(config),
+        **shared,
     }
     numbers = (cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m)
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
-    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    programs = program_count(where, tiles, config.blocks_per_sm)
     return Launch(gather_kernel, (), (), pointers, numbers, options, programs)
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
     """Queue the product, with whatever epilogue, on the current stream; for BACKWARD also the sum of its parts."""
     o, partial = operands, None
-    # GATED gives (act, pre), BACKWARD (dpre, act_w, dweights).
-    out, act = outputs[::-1] if problem.product is Product.GATED else (*outputs, None)[:2]
-    if problem.product is Product.BACKWARD:
-        parts = -(-problem.n // config.block_n)
-        partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
-    tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
+    tensors: tuple[torch.Tensor | None, ...]
+    if problem.product is Product.WGRAD:
+        tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
+    else:
+        # GATED gives (act, pre), BACKWARD (dpre, act_w, dweights).
+        out, act = outputs[::-1] if problem.product is Product.GATED else (*outputs, None)[:2]
+        if problem.product is Product.BACKWARD:
+            parts = -(-problem.n // config.block_n)
+            partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
+        tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
     addresses, pointers = met(tensors)
     device, strides = o.a.get_device(), (0, 0) if o.bias is None else o.bias.stride()
     _launch(problem, config, pointers, strides, device).run(device, (), tensors, addresses)
@@ -89,9 +104,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
-    """Everything that `grouped_mm`'s triton_pointer takes, but for weight gradients: `composed` copies few rows."""
-    if problem.product is Product.WGRAD:
-        return "computes no weight gradients"
+    """Everything that `grouped_mm`'s triton_pointer takes."""
     return triton_pointer.supports(problem.grouped(), device)
 
 
@@ -105,6 +118,11 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
             c = replace(c, block_n=c.block_n // 2)
         elif problem.product is Product.BACKWARD and c.block_n > 128:
             continue  # its epilogue spills
+        elif problem.product is Product.WGRAD and problem.gathered:
+            # Looking rows up takes a stage of its own.
+            stage = (c.block_m + c.block_n) * c.block_k * problem.dtype.itemsize
+            if (c.num_stages + 1) * stage <= (device.smem_bytes or 101376):
+                c = replace(c, num_stages=c.num_stages + 1)
         found.append(c)
     return tuple(dict.fromkeys(found))
 
