@@ -163,7 +163,7 @@ def test_use_does_not_touch_cuda_or_optional_libraries():
         "import sys, expertile as xt, torch\n"
         "for name in xt.__all__: getattr(xt, name)\n"
         "assert not torch.cuda.is_initialized()\n"
-        "extra = {'typer', 'rich', 'markdown_it', 'quack', 'transformers', 'cutlass', 'torch._dynamo'}\n"
+        "extra = {'typer', 'rich', 'markdown_it', 'quack', 'nvmath', 'transformers', 'cutlass', 'torch._dynamo'}\n"
         "assert not extra & set(sys.modules), extra & set(sys.modules)\n"
     )
 

@@ -76,7 +76,7 @@ def test_float64_is_exact_in_every_backend_that_takes_it(backend):
     assert xt.grouped_mm(a, b, offs=OFFS, out_dtype=torch.float32, backend=backend).dtype is torch.float32
 
 
-@pytest.mark.parametrize("name", ["torch_grouped", "quack", "triton_pointer", "triton_tma", "gluon_hopper"])
+@pytest.mark.parametrize("name", ["torch_grouped", "cublas_grouped", "triton_pointer", "triton_tma", "gluon_hopper"])
 def test_kernels_refuse_float64_with_a_reason(name):
     with pytest.raises(ValueError, match=f"backend: {name} cannot take this problem"):
         xt.grouped_mm(*random((12, 5), (3, 5, 4)), offs=OFFS, backend=by_name(name).name)

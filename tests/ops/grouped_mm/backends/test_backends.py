@@ -10,8 +10,8 @@ from tests.ops.grouped_mm.cases import CASES, Case, make
 
 def test_order_and_names():
     names = [b.name for b in BACKENDS]
-    assert names[:4] == ["loop", "padded_bmm", "torch_grouped", "quack"]
-    assert names[4:6] in (["triton_pointer", "triton_tma"], [])
+    assert names[:5] == ["loop", "padded_bmm", "torch_grouped", "cublas_grouped", "quack"]
+    assert names[5:7] in (["triton_pointer", "triton_tma"], [])
     assert len(set(names)) == len(names)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from expertile.ops.backend import named
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import (
+    cublas_grouped,
     gluon_hopper,
     loop,
     padded_bmm,
@@ -18,7 +19,8 @@ from expertile.ops.grouped_mm.backends import (
 )
 
 BACKENDS: tuple[Backend, ...] = tuple(
-    module.BACKEND for module in (loop, padded_bmm, torch_grouped, quack, triton_pointer, triton_tma, gluon_hopper)
+    module.BACKEND
+    for module in (loop, padded_bmm, torch_grouped, cublas_grouped, quack, triton_pointer, triton_tma, gluon_hopper)
 )
 
 # Those that run on a CPU in earnest, not in the Triton interpreter.
