@@ -61,6 +61,8 @@ RULES = (
     capacity.ports,
     capacity.shared,
     capacity.sped_up,
+    capacity.links,
+    capacity.counted,
     claims.compression,
     claims.equal_work,
     claims.unequal_work,

@@ -55,6 +55,7 @@ _COUNTED = {
     "experts": re.compile(rf"({_INT})[ -](?i:experts)\b(?! ?=)"),
     "heads": re.compile(rf"({_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
     "kv_heads": re.compile(rf"({_INT})[ -](?i:(?:kv|key[-/ ]value|k/v) heads)\b"),
+    "head_dim": re.compile(rf"(?i:heads of (?:dim(?:ension)?|size)) ({_INT})\b"),
     "layers": re.compile(rf"({_INT})[ -](?i:(?:transformer |decoder |hidden )?layers)\b"),
     "elements": re.compile(rf"({_INT}) (?i:(?:fp\d+ |float\d* )?(?:elements|floats))\b"),
     "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS] ?(\d+)\b|{_EACH[0]}"),

@@ -10,14 +10,15 @@ from expertile.audit.facts import DIGITS
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Report
 from expertile.audit.rules.hardware import SHARE, fastest, gpu_counts, on_sheet, own_words
 from expertile.audit.rules.terms import parameters
+from expertile.device import PCIE_LANES
 
 _HELD = re.compile(r"(?i)\b(?:max_?(?:memory_?)?)?(?:alloc\w*|reserved|peak(?! at)|vram|max mem\w*|in use|used)\b")
 _NOT_HELD = re.compile(
     r"(?i)offload|\bcpu\b|\bhost\b|\bram\b|managed|unified|\buvm\b|would|need|estimat|requir|predict|tried|out of|oom|"
-    r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|zero-infinity|swap|"
+    r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
     r"modded|disk|nvme"
 )
 _PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
@@ -26,7 +27,11 @@ _REUSED = re.compile(
     r"(?i)cache hit|cached|warm cache|prefix (?:caching|cache) (?:on|enabled)|sparse attention|moe|mixture"
 )
 _AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
-_SAID_AS = re.compile(r"(?i)\bi\.e\.,?|\bthat is\b|\bor\b|=|which (?:is|makes|gives)|\bthus\b|→|->")
+_PREFIX = {"M": 1e6, "G": 1e9, "T": 1e12}
+_BITS_AS_BYTES = re.compile(
+    r"(?P<a>\d+(?:\.\d+)?) ?(?P<p>[MGT])(?:b/s|bps|bit/s|bE)\b(?: per \w+)?,? \(?"
+    r"(?:i\.e\.,?|that is|or|=|which (?:is|makes|gives)|thus|→|->) (?P<b>\d+(?:\.\d+)?) ?(?P<r>[MGT])B/s"
+)
 _PART = re.compile(
     r"(?i)(?:takes?|is|are|spends?|accounts? for)[^.;%]{0,24}% of (?:the |an? )?(?:\w+ ){0,2}(?:step|time|runtime|run)"
     r"|% of (?:the |an? |all )?(?:\w+ ){0,3}(?:step|time|runtime)\b"
@@ -35,6 +40,15 @@ _WHOLE = re.compile(
     r"(?i)end[- ]to[- ]end|\be2e\b|(?:whole|entire|full|training|inference) (?:step|run|model)|overall|step becomes"
 )
 _KERNEL = re.compile(r"(?i)in isolation|micro-?benchmark|kernel (?:itself )?(?:is|gets|runs)|the (?:new )?kernel")
+_PCIE = re.compile(r"pci[- ]?e?(?:xpress)? ?(?:gen ?)?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?")
+_LSPCI = re.compile(r"lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
+_OF_SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}
+_COPY = re.compile(
+    r"(?i)\b(?:h2d|d2h|h(?:to|->)d|d(?:to|->)h|host[ _]to[ _]device|device[ _]to[ _]host|"
+    r"(?P<d2d>d2d|device[ _]to[ _]device))\b"
+)
+_ONCE = re.compile(r"one sample|single (?:sample|run)|greedy")
+_PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 _OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
 
 
@@ -77,53 +91,42 @@ def prompts(report: Report) -> Iterator[Finding]:
         if not t or not n or re.search(r"(?i)tpot|itl|decode|per token", row.text):
             continue
         count = (*row.facts.of("gpus"), max(gpu_counts(row)))[0]
-        most = count * fastest(row, own or formats)[0]
+        most = count * fastest(row, own or row.stated("formats") or formats)[0]
         least = 2 * n * tokens / most
         if t.exact and t.value.hi * 1.05 < least < 30 * t.value.hi:
-            message = f"2 × {n / 1e9:.3g} B × {tokens:.0f} tokens take at least {si(least, 's')} on {count:.0f} × {row.devices[0].name}"
+            gpus = f"{count:.0f} × {row.devices[0].name}"
+            message = f"2 × {n / 1e9:.3g} B × {tokens:.0f} tokens take at least {si(least, 's')} on {gpus}"
             yield finding(QUESTION, "bound", f"{message}, not {t.text}: was the whole prompt read?", t)
 
 
 def roofs(report: Report) -> Iterator[Finding]:
     """A rate "with this intensity" above intensity × bandwidth (Williams et al. 2009)."""
-    for row in report.lines_of_text:
+    of = [q for r in report.all_rows if r.kind != "record" for q in r.of("intensity") if "ridge" not in q.words]
+    for row in (r for r in report.lines_of_text if _AT_INTENSITY.search(r.text) and len(of) == 1):
         q = row.only("rate")
-        before = (
-            [r for r in (row, row.before) if r and r.of("intensity")] if q and _AT_INTENSITY.search(row.text) else []
-        )
-        if not q or not before or not row.devices:
+        if not q or not row.devices or not 0 <= row.line - of[0].line < 9:
             continue
-        per_byte = before[0].only("intensity")
-        near = [b for r in report.lines_of_text if r.block == row.block for b in r.of("bandwidth") if on_sheet(r, b)]
-        memory = near[0].value.mid if near else max(d.memory_bps or math.inf for d in row.devices)
-        if per_byte and q.value.lo > 1.05 * (per_byte.value * memory).hi:
-            roof = si((per_byte.value * memory).mid, "FLOP/s")
-            message = f"{per_byte.text} × {si(memory, 'B/s')} is {roof}, the roof of that intensity, below {q.text}"
-            yield finding(INCONSISTENT, "memory bandwidth", message, q, per_byte, *near[:1])
+        near = [b for r in report.lines_of_text if r.line < row.line for b in r.of("bandwidth") if on_sheet(r, b)]
+        memory = max((b.value.mid for b in near), default=max(d.memory_bps or math.inf for d in row.devices))
+        if q.value.lo > 1.05 * (of[0].value * memory).hi:
+            roof = si((of[0].value * memory).mid, "FLOP/s")
+            message = f"{of[0].text} × {si(memory, 'B/s')} is {roof}, the roof of that intensity, below {q.text}"
+            yield finding(INCONSISTENT, "memory bandwidth", message, q, of[0])
 
 
 def ports(report: Report) -> Iterator[Finding]:
     """ "2 ports at 200 Gb/s, i.e. 400 GB/s": bits that are taken for bytes."""
     for row in report.lines_of_text:
-        rates = row.of("bandwidth")
-        for a, b in zip(rates, rates[1:], strict=False):
-            between = row.text[a.end : b.start]
-            if not (_bits(a) and not _bits(b) and _SAID_AS.search(between) and len(between) < 40):
-                continue
-            words = re.findall(r"[\w.]+", row.text[: a.start].lower())[-12:]
-            counts = {
-                1.0,
-                *(float(DIGITS.get(w, w)) for w in words if w in DIGITS or re.fullmatch(r"[2-9]|1[0-9]?", w)),
-            }
-            off = [(b.value / (a.value * n)) for n in counts]
-            if any(x.meets(8.0, 0.02) for x in off) and not any(x.meets(y, 0.03) for x in off for y in (1.0, 2.0)):
-                n = next(n for n, x in zip(counts, off, strict=True) if x.meets(8.0, 0.02))
-                message = f"{f'{n:.0f} × ' * (n > 1)}{a.text} is {si(a.value.mid * n, 'B/s')}, not {b.text}: 8 bits are a byte"
-                yield finding(INCONSISTENT, "bandwidth", message, b, a)
-
-
-def _bits(q: Quantity) -> bool:
-    return bool(re.search(r"[KMGT](?:b(?:it)?s?(?:/s|ps)|bit)", q.text))
+        for m in _BITS_AS_BYTES.finditer(row.text):
+            words = re.findall(r"[\w.]+", row.text[: m.start()].lower())[-12:]
+            counts = [1.0, *(float(DIGITS.get(w, w)) for w in words if w in DIGITS or re.fullmatch(r"[2-9]|1\d", w))]
+            bits, nbytes = float(m["a"]) * _PREFIX[m["p"]] / 8, float(m["b"]) * _PREFIX[m["r"]]
+            off = [nbytes / (bits * n) for n in counts]
+            if not any(abs(x / y - 1) < 0.06 for x in off for y in (1.0, 2.0)):
+                for n in [n for n, x in zip(counts, off, strict=True) if abs(x / 8 - 1) < 0.01][:1]:
+                    each = f"{f'{n:.0f} × ' * (n > 1)}{m['a']} {m['p']}b/s"
+                    message = f"{each} is {si(bits * n, 'B/s')}, not {m['b']} {m['r']}B/s: a byte has 8 bits"
+                    yield Finding(INCONSISTENT, "bandwidth", row.line, m["b"], message, (row.line,))
 
 
 def shared(report: Report) -> Iterator[Finding]:
@@ -142,7 +145,7 @@ def shared(report: Report) -> Iterator[Finding]:
         peaks |= {d.memory_bps for d in devices if d.memory_bps} if kind == "bandwidth" else set()
         if len(devices) != 1 or kind == "rate" or not peaks:
             continue
-        made = [q.value / peak for q, _ in rates for peak in peaks]
+        made = [q.plain / peak for q, _ in rates for peak in peaks]
         odd = [p for p in shares if not any(p.value.meets(m, 0.015) for m in made)]
         if len(odd) == 1 and len(shares) > 1:
             message = f"the rates above are {', '.join(f'{100 * m.mid:.3g} %' for m in made[:4])} of the peak"
@@ -167,13 +170,7 @@ def sped_up(report: Report) -> Iterator[Finding]:
     subject = " ".join(
         [*(r.text for r in rows[:3] if report.blocks[r.block].kind == "heading"), *(r.text for r, _ in kernels)]
     )
-    named = {w for w in re.findall(r"[a-z]{5,}", subject.lower())} - {
-        "kernel",
-        "kernels",
-        "faster",
-        "whole",
-        "isolation",
-    }
+    named = set(re.findall(r"[a-z]{5,}", subject.lower())) - {"kernel", "kernels", "faster", "whole", "isolation"}
     of = [(r, p) for r, p in parts if named & {*re.findall(r"[a-z]{5,}", f"{p.label} {r.text[: p.start]}".lower())}]
     of = [x for x in of if x[1] is x[0].of("percent")[0]]
     if len(of) != 1:
@@ -197,3 +194,52 @@ def sped_up(report: Report) -> Iterator[Finding]:
             share,
             *beside,
         )
+
+
+def links(report: Report) -> Iterator[Finding]:
+    """Copies between host and GPU above one direction of the PCIe link that the report names."""
+    named = {(m["g"], m["n"] or "16") for m in _PCIE.finditer(report.text)}
+    named |= {(_OF_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(report.text)}
+    if len(named) != 1 or re.search(
+        r"gh200|gb200|nvlink-c2c|bidirectional|both directions|duplex|compress", report.text
+    ):
+        return
+    ((generation, lanes),) = named
+    most = PCIE_LANES[generation] * int(lanes)
+    for row in report.all_rows:
+        for q in row.of("bandwidth"):
+            own = own_words(row, q)
+            near = own if _COPY.search(own) or row.kind == "line" else row.lead[-90:]
+            last = [*_COPY.finditer(near)][-1:]
+            ways = bool(last) and not last[0]["d2d"] and not re.search(r"(?i)both|total|sum|aggregate|gpus", own)
+            count = 1.0 if q.per_device else max(gpu_counts(row))
+            if ways and q.exact and 1.03 * most < q.value.lo / count < 8 * most and not on_sheet(row, q):
+                message = f"{q.text} is more than PCIe {generation}.0 x{lanes} carries one way, {si(most, 'B/s')}"
+                yield finding(IMPOSSIBLE if count == 1 else QUESTION, "link", message, q)
+
+
+def counted(report: Report) -> Iterator[Finding]:
+    """Scores that are no whole number of problems solved: 55.0 % of 30."""
+    text = " ".join(r.text for r in report.lines_of_text)
+    if not _ONCE.search(report.text) or not _PROBLEMS.search(text):
+        return
+    for grid in report.grids:
+        for column, name in enumerate(grid.header):
+            count = rf"{re.escape(name)}(?: \w+)?(?: (?:has|of|with|of course)| ?[:(=])* ?(\d{{2,3}})\b(?!\.\d|%)"
+            of = re.search(count, text) if len(name) > 2 else None
+            cells = [q for r in grid.body if (q := r.figure(column)) and q.kind in ("number", "percent")]
+            if not of or len(cells) < 3:
+                continue
+            odd = [q for q in cells if not _whole(q, float(of[1]))]
+            if len(odd) == 1:
+                q = odd[0]
+                solved = (100 if q.kind == "percent" else 1) * q.value.mid * float(of[1]) / 100
+                message = f"{q.text} of {of[1]} is {solved:.4g} solved, the others are whole numbers"
+                yield finding(QUESTION, "count", f"{message}: of how many is it?", q)
+
+
+def _whole(q: Quantity, n: float) -> bool:
+    """Whether a percentage is that of a whole number of n, as it is printed."""
+    said = q.value.mid * (100 if q.kind == "percent" else 1)
+    digits = re.search(r"\.(\d+)", q.text)
+    return not digits or abs(100 * round(said * n / 100) / n - said) <= 1.01 * 10.0 ** -len(digits[1])

@@ -41,8 +41,13 @@ def _resident(registers: float, threads: float, most: float) -> float:
     return min(blocks, most // warps) * warps / most
 
 
+def _sure_share(p99: float, limit: float) -> float:
+    """What share of the requests is within a limit at least, where their 99th percentile is."""
+    return 0.99 if p99 <= limit else 1e-9
+
+
 _FUNCTIONS: dict[str, Callable[..., float]] = {
-    f.__name__.strip("_"): f for f in (math.exp, math.log, math.ceil, math.floor, min, _resident)
+    f.__name__.strip("_"): f for f in (math.exp, math.log, math.ceil, math.floor, min, _resident, _sure_share)
 }
 
 
@@ -101,11 +106,19 @@ FORMULAS = (
         slack=0.02,
         unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
     ),
-    Formula(
-        "parameters", "active = always_active + topk * one_expert", slack=0.03, unless="shared expert(?!s? ?(?:none|0))"
-    ),
+    Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula("routing", "expert_load = rank_tokens * topk / experts | ep * rank_tokens * topk / experts", sure=False),
+    Formula(
+        "memory",
+        "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
+        sure=False,
+        slack=0.06,
+        unless=r"int4|4-bit|gptq|awq|nf4|gguf|\bq\d_|lora|experts|shard of|per rank|\bmoe\b",
+    ),
+    Formula("memory", "layers_bytes = layers * layer_bytes", slack=0.03, reach="row"),
+    Formula("compression", "compression = 2 / weight_bytes", slack=0.02, reach="row"),
+    Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
     Formula("concurrency", "concurrency = blocks * block_tokens / longest", unless="sliding|hybrid"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
@@ -113,13 +126,22 @@ FORMULAS = (
         "latency", "e2e = ttft + (output_tokens - 1) * tpot | ttft + output_tokens * tpot", slack=0.03, reach="row"
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
+    Formula("share", "ttft_within >= sure_share(ttft_p99, ttft_slo)", reach="row"),
+    Formula("share", "e2e_within >= sure_share(e2e_p99, e2e_slo)", reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
-    Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03, reach="block"),
+    Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
     Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="row"),
     Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),
     Formula("occupancy", "resident_blocks <= floor(warps_per_sm * 32 / block_threads)", reach="row"),
     Formula("waves", "waves = grid / (sms * min(limit_registers, limit_smem, limit_warps))", slack=0.02, reach="block"),
+    Formula(
+        "grid",
+        "grid = ceil(gemm_m / tile_m) * ceil(gemm_n / tile_n)",
+        sure=False,
+        unless=r"persistent|(?<!no )split-?_?k|stream-?k|batched|grouped|cluster",
+        reach="block",
+    ),
     Formula("cycles", "duration = cycles / sm_clock", slack=0.03, reach="block"),
     Formula("IPC", "ipc <= issue_slots", reach="row", unless=r"\bperf stat|cpu cycles"),
     Formula("peak", "fp32_peak = cores * 2 * boost_clock | cores * boost_clock | cores * 4 * boost_clock", slack=0.02),
@@ -167,7 +189,7 @@ class _Scope:
 def formulas(report: Report) -> Iterator[Finding]:
     """Every figure that a formula makes."""
     for formula in FORMULAS:
-        left, sign, right = re.split(r" (<?=) ", formula.text, maxsplit=1)
+        left, sign, right = re.split(r" ([<>]?=) ", formula.text, maxsplit=1)
         target = _compiled(left)[1][0]
         some = named(report, target)
         if not some or (formula.unless and re.search(formula.unless, report.text)):
@@ -228,6 +250,8 @@ def _value(code: CodeType, given: dict[str, Interval]) -> Interval:
 
 def _keeps(made: _Made, sign: str, slack: float) -> bool:
     said, of = made[:2]
+    if sign == ">=":
+        return of.lo <= said.hi * (1 + slack)
     return said.meets(of, slack) if sign == "=" else said.lo <= of.hi * (1 + slack)
 
 
@@ -238,7 +262,9 @@ def _broken(formula: Formula, sign: str, figure: Named, made: _Made) -> Finding:
         shown = re.sub(spelled, mark, shown)
     value = _shown(of.mid, figure.kind)
     shown = shown if shown in value else f"{shown} = {value}"
-    message = f"{shown}, not {figure.text}" if sign == "=" else f"{figure.text} against at most {shown}"
+    shown = re.sub(r"resident\((.*), (.*), .*\) =", r"\1 registers × \2 threads:", shown)
+    than = "most" if sign == "<=" else "least"
+    message = f"{shown}, not {figure.text}" if sign == "=" else f"{figure.text} against at {than} {shown}"
     message += "" if sure else ": are they of the same run?"
     verdict = QUESTION if not sure else INCONSISTENT if sign == "=" else IMPOSSIBLE
     beside = [f for f in scope.held.values() if f.line]

@@ -4,12 +4,14 @@ A name stands before its figure (a key, a table's head, the first cell of a tabl
 it. NAMES has each by the units that it may have, the form of its key, and what a sentence says.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from expertile.audit.blocks import valued
 from expertile.audit.facts import DIGITS
 from expertile.audit.interval import NUMBER, Interval, exact, printed
 from expertile.audit.quantity import Quantity, clean
@@ -26,6 +28,7 @@ class Name:
     kinds: str
     key: str
     said: str = ""
+    most: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,24 @@ NAMES = {
     ),
     "one_expert": Name("n params", r"one expert\b[\w ,]*|(?:per|each) expert"),
     "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?"),
+    "checkpoint": Name(
+        "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors"
+    ),
+    "layer_bytes": Name("bytes", r"(?:per )?layer"),
+    "layers_bytes": Name("bytes", r"layers"),
+    "weight_bytes": Name("B/param", r"bits (?:/|per) ?weight|bpw"),
+    "compression": Name("ratio", r"(?:compression )?(?:ratio|compression)(?: vs| over| to)? (?:fp16|bf16)"),
+    "eta": Name("time", "(?!)", r"\bETA:? (\d+:\d\d:\d\d)\b"),
+    "step_now": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? (\d+) ?/ ?\d+"),
+    "last_step": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? \d+ ?/ ?(\d+)"),
+    "step_seconds": Name("s_per_item", r"step time|time per step", r"/ ?(?:step|it)"),
     # serving
+    "ttft_slo": Name("time", r"slo ttft(?: ms)?|ttft slo(?: ms)?|ttft (?:limit|target)"),
+    "ttft_p99": Name("time", r"ttft(?: ms| s)? p99|p99 ttft(?: ms| s)?"),
+    "ttft_within": Name("percent", r"(?:share|fraction)(?: of requests)? within ttft slo(?: pct)?|ttft slo attainment"),
+    "e2e_slo": Name("time", r"slo e2e(?: s)?|e2e slo(?: s)?"),
+    "e2e_p99": Name("time", r"e2e(?: latency)?(?: ms| s)? p99|p99 e2e(?: latency)?(?: ms| s)?"),
+    "e2e_within": Name("percent", r"(?:share|fraction)(?: of requests)? within e2e slo(?: pct)?|e2e slo attainment"),
     "blocks": Name("n", r"gpu blocks|(?:num )?(?:gpu|kv) blocks"),
     "block_tokens": Name("n", r"block size"),
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
@@ -123,9 +143,9 @@ NAMES = {
         "n ratio tokens token/item", r"(?:expected |mean )?tokens per (?:target )?(?:pass|step|verif\w*)"
     ),
     # what a GPU does
-    "registers": Name("n", r"reg(?:ister)?s?(?: per thread)?", rf"{_N} reg(?:ister)?s\b"),
+    "registers": Name("n", r"(?<!limit )reg(?:ister)?s?(?: per thread)?", rf"{_N} reg(?:ister)?s\b"),
     "block_threads": Name(
-        "n", r"(?:thread )?block size|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)"
+        "n", r"(?:thread )?block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024
     ),
     "block_smem": Name("bytes", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
     "resident_blocks": Name(
@@ -136,11 +156,15 @@ NAMES = {
     "limit_smem": Name("n", r"block limit shared mem"),
     "limit_warps": Name("n", r"block limit warps"),
     "active_warps": Name("n", r"theoretical active warps(?: per |/)?sm"),
-    "occupancy": Name("percent", r"theoretical occupancy|theoretical|occupancy"),
+    "occupancy": Name("percent", r"theoretical occupancy|theoretical|(?<!achieved )occupancy"),
     "achieved_occupancy": Name("percent", r"achieved(?: occupancy)?"),
     "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),
     "grid": Name("n", r"grid size|(?:launch )?grid"),
     "waves": Name("n", r"waves per sm"),
+    "gemm_m": Name("n", r"m"),
+    "gemm_n": Name("n", r"n"),
+    "tile_m": Name("n", r"(?:block|tile) m"),
+    "tile_n": Name("n", r"(?:block|tile) n"),
     "cycles": Name("cycles n", r"(?:elapsed |sm )?cycles"),
     "sm_clock": Name("cycle/s", r"sm (?:frequency|clock)"),
     "duration": Name("time", r"(?:gpu |kernel )?duration"),
@@ -302,6 +326,7 @@ def figures(report: Report) -> tuple[Named, ...]:
                 found.append(_pair(row, row.label, _digits(q), q.line, q))
     for row in report.rows:  # a table of names and values
         table = report.blocks[row.block].table
+        table = valued(table) if table else None
         for line, cells in table.rows if table and row.kind == "record" else ():
             text = clean(cells[1])
             q = next((q for q in row.quantities if q.line == line), None)
@@ -331,7 +356,7 @@ def _keyed(report: Report) -> dict[str, list[Named]]:
     held: dict[str, list[Named]] = defaultdict(list)
     for f in figures(report):
         for name in _names_of(f.key):
-            if _fits(NAMES[name], f.kind):
+            if _fits(NAMES[name], f.kind) and f.value.mid <= NAMES[name].most:
                 held[name].append(f)
     return held
 
@@ -350,6 +375,10 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
             text = _WORDS.sub(lambda m: DIGITS[m[0].lower()], row.text)
             for m in form.finditer(text):
                 digits = next(filter(None, m.groups()))
+                if ":" in digits:
+                    parts = [float(x) for x in digits.split(":")]
+                    yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
+                    continue
                 scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
                 yield Named("", "n", _plain(digits.rstrip("kKM")) * scale, digits, row.line, row)
         elif form.search(row.text):
