@@ -15,7 +15,10 @@ from expertile.audit.rules.hardware import SHARE, fastest, gpu_counts, on_sheet,
 from expertile.audit.rules.terms import parameters
 from expertile.device import PCIE_LANES
 
-_HELD = re.compile(r"(?i)\b(?:max_?(?:memory_?)?)?(?:alloc\w*|reserved|peak(?! at)|vram|max mem\w*|in use|used)\b")
+_HELD = re.compile(
+    r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
+    r"peak[ _](?:\w+ )?mem|mem\w*[ _.](?:used|peak|in use)|peak[ _(]+(?:gi?b|mi?b)\b"
+)
 _NOT_HELD = re.compile(
     r"(?i)offload|\bcpu\b|\bhost\b|\bram\b|managed|unified|\buvm\b|would|need|estimat|requir|predict|tried|out of|oom|"
     r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
@@ -67,7 +70,11 @@ def held(report: Report) -> Iterator[Finding]:
             most = count * max(d.memory_bytes for d in row.devices) * 2**30 / 1e9
             if 1.03 * most < q.value.lo < 40 * most:
                 whose = f"{f'{count:.0f} × ' * (count > 1)}{row.devices[0].name}"
-                sure = len(report.everything.of("devices")) == 1 and count == 1 and not report.everything.foreign
+                # Of a part that is sold with more memory the report names which.
+                told = re.search(rf"(?<!\d){row.devices[0].memory_bytes / 1e9:.0f} ?g", report.text)
+                one = len(report.everything.of("devices")) == 1 and not report.everything.foreign
+                several = count > 1 or re.search(r"multi|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                sure = one and not several and (told or q.value.lo > 1.25 * most)
                 message = f"{q.text} is more than {whose} has, {si(most / 1.073741824, 'B')}"
                 ask = "" if sure else ": of which GPUs is it?"
                 yield finding(IMPOSSIBLE if sure else QUESTION, "memory", message + ask, q)
@@ -111,7 +118,7 @@ def roofs(report: Report) -> Iterator[Finding]:
         if q.value.lo > 1.05 * (of[0].value * memory).hi:
             roof = si((of[0].value * memory).mid, "FLOP/s")
             message = f"{of[0].text} × {si(memory, 'B/s')} is {roof}, the roof of that intensity, below {q.text}"
-            yield finding(INCONSISTENT, "memory bandwidth", message, q, of[0])
+            yield finding(QUESTION, "memory bandwidth", f"{message}: did a cache hold it?", q, of[0])
 
 
 def ports(report: Report) -> Iterator[Finding]:
@@ -198,7 +205,8 @@ def sped_up(report: Report) -> Iterator[Finding]:
 
 def links(report: Report) -> Iterator[Finding]:
     """Copies between host and GPU above one direction of the PCIe link that the report names."""
-    named = {(m["g"], m["n"] or "16") for m in _PCIE.finditer(report.text)}
+    text = re.sub(r"[^.;,\n]*\b(?:nvme|ssd|nic|hca|connectx)[^.;,\n]*", "", report.text)
+    named = {(m["g"], m["n"] or "16") for m in _PCIE.finditer(text)}
     named |= {(_OF_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(report.text)}
     if len(named) != 1 or re.search(
         r"gh200|gb200|nvlink-c2c|bidirectional|both directions|duplex|compress", report.text
@@ -225,7 +233,7 @@ def counted(report: Report) -> Iterator[Finding]:
         return
     for grid in report.grids:
         for column, name in enumerate(grid.header):
-            count = rf"{re.escape(name)}(?: \w+)?(?: (?:has|of|with|of course)| ?[:(=])* ?(\d{{2,3}})\b(?!\.\d|%)"
+            count = rf"{re.escape(name)}(?: [A-Za-z]+)?(?: (?:has|of|with|of course)| ?[:(=])* ?(\d{{2,3}})\b(?!\.\d|%)"
             of = re.search(count, text) if len(name) > 2 else None
             cells = [q for r in grid.body if (q := r.figure(column)) and q.kind in ("number", "percent")]
             if not of or len(cells) < 3:

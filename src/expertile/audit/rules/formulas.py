@@ -64,13 +64,18 @@ class Formula:
     fit: int = 0
     unless: str = ""
     reach: str = "report"
+    keys: str = "(?!)"  # words of a key that make it silent
 
 
+_STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
     # Training: batches, ranks, tokens (Narayanan et al. 2021, arXiv:2104.04473, for the pipeline's bubble).
     Formula("batch", "global_batch = micro * accum * dp", unless="ramp|warm-?up batch"),
     Formula(
-        "ranks", "world = tp * pp * dp | tp * pp * dp * cp | tp * pp * dp * ep", slack=0, unless=r"(?<!, )\bzero-?dp"
+        "ranks",
+        "world = tp * pp * dp | tp * pp * dp * cp | tp * pp * dp * ep | tp * pp | dp * pp | tp * dp | tp | dp",
+        sure=False,
+        slack=0,
     ),
     Formula("tokens", "tokens_seen = steps * step_tokens", unless="resum|ramp|warm-?up batch|epoch|padd"),
     Formula(
@@ -83,9 +88,14 @@ FORMULAS = (
         "ppl = exp(nll) | 2 ** nll",
         slack=0.04,
         reach="row",
-        unless="label.smooth|per.byte|per.word|z.loss",
+        unless="label.smooth|per.byte|per.word|z.loss|aux|moe",
     ),
-    Formula("bits per byte", "bits_per_byte = nll / log(2) * tokens / text_bytes", slack=0.02, reach="block"),
+    Formula(
+        "bits per byte",
+        "bits_per_byte = nll / log(2) * tokens / text_bytes | nll * tokens / text_bytes",
+        slack=0.02,
+        reach="block",
+    ),
     Formula(
         "warm-up",
         "lr = peak_lr * step / warmup_steps if step <= warmup_steps else lr | peak_lr * (step + 1) / "
@@ -108,7 +118,11 @@ FORMULAS = (
     ),
     Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
-    Formula("routing", "expert_load = rank_tokens * topk / experts | ep * rank_tokens * topk / experts", sure=False),
+    Formula(
+        "routing",
+        "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
+        sure=False,
+    ),
     Formula(
         "memory",
         "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
@@ -116,18 +130,23 @@ FORMULAS = (
         slack=0.06,
         unless=r"int4|4-bit|gptq|awq|nf4|gguf|\bq\d_|lora|experts|shard of|per rank|\bmoe\b",
     ),
+    Formula("memory", "metadata = kept_values * index_bits / 8", slack=0.05, reach="block"),
     Formula("memory", "layers_bytes = layers * layer_bytes", slack=0.03, reach="row"),
-    Formula("compression", "compression = 2 / weight_bytes", slack=0.02, reach="row"),
+    Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
     Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
     Formula("concurrency", "concurrency = blocks * block_tokens / longest", unless="sliding|hybrid"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
     Formula(
-        "latency", "e2e = ttft + (output_tokens - 1) * tpot | ttft + output_tokens * tpot", slack=0.03, reach="row"
+        "latency",
+        "e2e = ttft + (output_tokens - 1) * tpot | ttft + output_tokens * tpot",
+        slack=0.15,
+        reach="row",
+        keys=_STATISTIC,
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
-    Formula("share", "ttft_within >= sure_share(ttft_p99, ttft_slo)", reach="row"),
-    Formula("share", "e2e_within >= sure_share(e2e_p99, e2e_slo)", reach="row"),
+    Formula("share", "ttft_within >= sure_share(ttft_p99, ttft_slo)", sure=False, reach="row"),
+    Formula("share", "e2e_within >= sure_share(e2e_p99, e2e_slo)", sure=False, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
@@ -151,24 +170,31 @@ FORMULAS = (
     Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
     Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=False, slack=0.05, reach="block"),
     Formula("bytes in flight", "in_flight = latency * bandwidth", sure=False, slack=0.05, reach="block"),
-    Formula("memory", "allocated <= reserved", slack=0.01, reach="row"),
-    Formula("total", "whole = count * each", slack=0.03, reach="block"),
+    Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
+    Formula("total", "whole = count * each", sure=False, slack=0.03, reach="block", unless="warm"),
     # Energy and carbon.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row"),
-    Formula("energy", "energy = mean_power * ran_for | mean_power * ran_for * world", slack=0.03),
+    Formula(
+        "energy",
+        "energy = " + " | ".join(f"{n} * mean_power * ran_for" for n in (1, 2, 4, 8, 16, "world")),
+        sure=False,
+        slack=0.03,
+    ),
     Formula("energy", "energy = gpu_hours * gpu_power", slack=0.03, unless="pue|cool|host|node power"),
     Formula(
         "carbon",
         "carbon = energy * grid_carbon | energy * pue * grid_carbon",
+        sure=False,
         slack=0.04,
         unless="offset|embodied .*includ",
     ),
     # Input and output; hosts.
-    Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block"),
+    Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
     Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
     Formula("round trip", f"2 * km / {_LIGHT} <= rtt", reach="row"),
-    Formula("processors", "user <= hardware_threads * real", slack=0.03),
+    Formula("processors", "user <= hardware_threads * real", sure=False, slack=0.03),
 )
+_PART = re.compile(r"\b(?:train|val|valid|test|eval)\b")
 _FAR = 40.0  # off by more, a figure is of something else
 
 
@@ -197,7 +223,8 @@ def formulas(report: Report) -> Iterator[Finding]:
         ways = right.split(" | ")
         broken, kept = [], 0
         for figure in {(f.line, f.value.mid): f for f in some}.values():
-            made = [m for way in ways if (m := _made(report, figure, formula, left, way))]
+            several = [_made(report, figure, formula, left, way) for way in ways]
+            made = [m for m in several if m]
             if made and any(_keeps(m, sign, formula.slack) for m in made):
                 kept += 1
             elif made:
@@ -213,8 +240,8 @@ _Made = tuple[Interval, Interval, _Scope, str]
 def _made(report: Report, figure: Named, formula: Formula, left: str, way: str) -> _Made | None:
     """Both sides of one way to make the figure; None where a name has no value, or the sides are far apart."""
     (made, names), (said, of) = _compiled(way), _compiled(left)
-    scope = _scope(report, figure, tuple(dict.fromkeys((*names, *of[1:]))), formula.reach)
-    if scope is None:
+    scope = _scope(report, of[0], figure, tuple(dict.fromkeys((*names, *of[1:]))), formula.reach)
+    if scope is None or any(re.search(formula.keys, f.key) for f in (figure, *scope.held.values())):
         return None
     target, given = {of[0]: figure.value}, {n: f.value for n, f in scope.held.items()}
     try:
@@ -280,11 +307,15 @@ def _shown(value: float, kind: str) -> str:
     return si(value, UNIT_OF[kind]) if kind in UNIT_OF else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def _scope(report: Report, figure: Named, names: tuple[str, ...], reach: str) -> _Scope | None:
+def _scope(report: Report, target: str, figure: Named, names: tuple[str, ...], reach: str) -> _Scope | None:
     found: dict[str, Named] = {}
     furthest = 0
+    # What stands above the last figure of this name is of another run.
+    last = max(
+        (f.line for f in named(report, target) if f.row.block == figure.row.block and f.line < figure.line), default=0
+    )
     for name in names:
-        at = _nearest(report, named(report, name), figure) or _of_device(figure.row, name)
+        at = _nearest(report, named(report, name), figure, last) or _of_device(figure.row, name)
         if at is None or at[1] > ("row", "block", "report").index(reach):
             return None
         found[name] = at[0]
@@ -292,14 +323,17 @@ def _scope(report: Report, figure: Named, names: tuple[str, ...], reach: str) ->
     return _Scope(found, furthest)
 
 
-def _nearest(report: Report, some: tuple[Named, ...], figure: Named) -> tuple[Named, int] | None:
+def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) -> tuple[Named, int] | None:
     """The one value of a name in the figure's row, its block, the report; and how far it stands."""
     row = figure.row
+    part = _PART.findall(figure.key)
+    if part:  # of training or of evaluation
+        some = tuple(f for f in some if set(_PART.findall(f.key)) <= set(part))
     block = [f for f in some if f.row.block == row.block and not _in_grid(f.row)]
     for distance, of in enumerate(([f for f in some if f.row is row], block, [f for f in some if not _in_grid(f.row)])):
         if len({f.value.mid for f in of}) == 1 and not (distance == 1 and _in_grid(row)):
             return of[0], distance
-        above = [f for f in of if f.line <= figure.line]
+        above = [f for f in of if last < f.line <= figure.line]
         if distance == 1 and above and len(of) > 1 and report.blocks[row.block].kind == "code":
             return max(above, key=lambda f: f.line), distance  # a log's
         if of and distance < 1:

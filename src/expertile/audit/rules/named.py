@@ -48,16 +48,16 @@ _N = r"(\d[\d,]*(?:\.\d+)?[kKM]?)"
 _MEAN = r"(?:mean|average|avg)"
 _SIZE = r"(?: size| degree| world size)?"
 _BATCH = r"(?:train )?batch(?: size)?"
-_PARALLEL = r"(?: model)?(?: parallel(?:ism)?)?"
+_PARALLEL = r"(?: model)? parallel(?:ism)?"
 NAMES = {
     # how a model is trained
-    "tp": Name("n", rf"tp{_SIZE}|(?:parallel )?tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
+    "tp": Name("n", rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
     "pp": Name(
         "n",
-        rf"pp{_SIZE}|(?:parallel )?pipeline{_PARALLEL}{_SIZE}|(?:num )?(?:pipeline )?stages|p",
+        rf"pp{_SIZE}|parallel pipeline|pipeline{_PARALLEL}{_SIZE}|(?:num )?(?:pipeline )?stages|p",
         rf"{_N} (?:pipeline )?stages|{_N}-way pipeline|\bPP ?[=:]? ?{_N}\b|\bp ?= ?{_N} stages",
     ),
-    "dp": Name("n", rf"dp{_SIZE}|(?:parallel )?data{_PARALLEL}{_SIZE}", rf"{_N}-way data|\bDP ?[=:]? ?{_N}\b"),
+    "dp": Name("n", rf"dp{_SIZE}|parallel data|data{_PARALLEL}{_SIZE}", rf"{_N}-way data|\bDP ?[=:]? ?{_N}\b"),
     "cp": Name("n", rf"cp{_SIZE}|context{_PARALLEL}{_SIZE}", rf"{_N}-way context|\bCP ?[=:]? ?{_N}\b"),
     "ep": Name("n", rf"ep{_SIZE}|expert parallel(?:ism)?{_SIZE}", rf"{_N}-way expert|\bEP ?[=:]? ?{_N}\b"),
     "world": Name(
@@ -70,7 +70,7 @@ NAMES = {
     "global_batch": Name("n", rf"global ?{_BATCH}|gbs|(?:total|effective) {_BATCH}"),
     "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
     "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
-    "steps": Name("n", r"(?:summary |train )*(?:max |total |num |global |optimizer )?(?:steps?|iterations?)"),
+    "steps": Name("n", r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?:steps?|iterations?)"),
     "step_tokens": Name("n", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update)|batch size tokens"),
     "tokens_seen": Name("n", r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens"),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
@@ -95,7 +95,6 @@ NAMES = {
     "ffn": Name("n", r"(?:arch |model )?(?:d ff|ffn(?: dim| hidden size)?|intermediate size)"),
     "vocab": Name("n", r"(?:arch |model )?(?:n )?vocab(?: size)?"),
     "positions": Name("n", r"(?:arch |model )?(?:n positions|max position embeddings|n ctx)"),
-    "rank": Name("n", r"r|rank|lora r(?:ank)?"),
     "experts": Name("n", r"(?:n |num )?(?:routed |local )?experts", rf"{_N} (?:routed )?experts\b"),
     "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
@@ -119,6 +118,9 @@ NAMES = {
     "step_now": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? (\d+) ?/ ?\d+"),
     "last_step": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? \d+ ?/ ?(\d+)"),
     "step_seconds": Name("s_per_item", r"step time|time per step", r"/ ?(?:step|it)"),
+    "kept_values": Name("params n", "(?!)", r"(?i)surviv|kept|non-?zero"),
+    "index_bits": Name("n", "(?!)", rf"{_N}-bit (?:position|index|metadata|indices)"),
+    "metadata": Name("bytes", "(?!)", r"(?i)position|metadata|indices"),
     # serving
     "ttft_slo": Name("time", r"slo ttft(?: ms)?|ttft slo(?: ms)?|ttft (?:limit|target)"),
     "ttft_p99": Name("time", r"ttft(?: ms| s)? p99|p99 ttft(?: ms| s)?"),
@@ -161,16 +163,16 @@ NAMES = {
     "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),
     "grid": Name("n", r"grid size|(?:launch )?grid"),
     "waves": Name("n", r"waves per sm"),
-    "gemm_m": Name("n", r"m"),
-    "gemm_n": Name("n", r"n"),
+    "gemm_m": Name("n", r"(?<!block )(?<!tile )m"),
+    "gemm_n": Name("n", r"(?<!block )(?<!tile )n"),
     "tile_m": Name("n", r"(?:block|tile) m"),
     "tile_n": Name("n", r"(?:block|tile) n"),
-    "cycles": Name("cycles n", r"(?:elapsed |sm )?cycles"),
+    "cycles": Name("cycles n", r"^(?:elapsed |sm )?cycles"),
     "sm_clock": Name("cycle/s", r"sm (?:frequency|clock)"),
     "duration": Name("time", r"(?:gpu |kernel )?duration"),
     "ipc": Name("n", r"(?:executed )?ipc(?: active| elapsed)?|inst(?:ructions)? per cycle"),
     "cores": Name("n", r"(?:fp32 |cuda )?cores(?: in total| total)?|total (?:fp32 |cuda )?cores"),
-    "boost_clock": Name("cycle/s", r"(?:boost|max|gpu|sm) clock"),
+    "boost_clock": Name("cycle/s", r"(?:boost|max) clock(?: rate)?"),
     "fp32_peak": Name(
         "rate", r"(?:theoretical|peak)(?: peak)? (?:fp32|single)(?: precision)?|fp32 (?:theoretical|peak)"
     ),
@@ -197,7 +199,8 @@ NAMES = {
     "reserved": Name("bytes", r"(?:max )?(?:memory )?reserved(?: memory)?"),
     "count": Name("n", r"(?:num(?:ber of)? )?(?:iterations|iters|launches|repeats|runs)"),
     "each": Name(
-        "time s_per_item", rf"{_MEAN}(?: time)?(?: per (?:iteration|launch|run|iter))?|time per (?:iteration|launch)"
+        "time s_per_item",
+        rf"{_MEAN}(?: time)? per (?:iteration|launch|run|iter)|{_MEAN} time|time per (?:iteration|launch)",
     ),
     "whole": Name("time", r"(?:loop )?total(?: time)?|total loop time"),
     # cost

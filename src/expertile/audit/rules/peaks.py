@@ -44,8 +44,8 @@ _OTHER = re.compile(
 )
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = re.compile(
-    rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:[\w.]+ ){{0,2}}(?:links?|lanes|ports|bricks)(?: (?:of|at|with|[x×]))?"
-    r"\W*$"
+    rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
+    r"(?: (?:of|at|with|[x×]))?\W*$"
 )
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(
