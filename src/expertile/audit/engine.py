@@ -34,11 +34,9 @@ RULES = (
     tables.proportions,
     tables.slips,
     solve.rows,
-    known.served,
     known.sharded,
     known.within,
     known.trimmed,
-    known.resident,
     known.periods,
     known.simulated,
     amounts.counted,
@@ -164,6 +162,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
         same |= f.rule == "total" and any(k.line in f.lines for k in kept)
         same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
+        same |= any({*k.quote.split(", ")} == {*f.quote.split(", ")} and k.all_lines == f.all_lines for k in kept)
         same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept)
         if not (figures & seen or same):
             seen |= figures

@@ -67,7 +67,7 @@ _COUNTED = {
     "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
         r"(?<![.,\d])\b(\d,\d{3}|\d{1,5}) ?(?:(?:[x×*] ?-?|(?=(?:G?[AHBLV]\d{2,3}[A-Z]?|MI\d{3}[A-Z]?|T4|L4)s?\b))"
-        r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
+        r"(?:(?:NVIDIA |Nvidia |AMD |Tesla |GeForce )*(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
         r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?(?![ -]h(?:ours?)?\b|-[a-z]+\d)|gcds?|cards\b|"
         r"ranks\b))\b|\bn[Gg]pus (\d+)|\b(?:TP|tp)[- ]?(2|4|8|16|32|64)\b(?![.%])"  # TP99 is a percentile
     ),

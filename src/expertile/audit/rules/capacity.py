@@ -50,7 +50,8 @@ _COPY = re.compile(
     r"(?i)\b(?:h2d|d2h|h(?:to|->)d|d(?:to|->)h|host[ _]to[ _]device|device[ _]to[ _]host|"
     r"(?P<d2d>d2d|device[ _]to[ _]device))\b"
 )
-_ONCE = re.compile(r"one sample|single (?:sample|run)|greedy")
+_ONCE = re.compile(r"single run|greedy")
+_OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
 _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 _OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
 
@@ -76,8 +77,8 @@ def held(report: Report) -> Iterator[Finding]:
                 several = count > 1 or re.search(r"multi|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
                 sure = one and not several and (told or q.value.lo > 1.25 * most)
                 message = f"{q.text} is more than {whose} has, {si(most / 1.073741824, 'B')}"
-                ask = "" if sure else ": of which GPUs is it?"
-                yield finding(IMPOSSIBLE if sure else QUESTION, "memory", message + ask, q)
+                if sure:
+                    yield finding(IMPOSSIBLE, "memory", message, q)
 
 
 def prompts(report: Report) -> Iterator[Finding]:
@@ -223,13 +224,16 @@ def links(report: Report) -> Iterator[Finding]:
             count = 1.0 if q.per_device else max(gpu_counts(row))
             if ways and q.exact and 1.03 * most < q.value.lo / count < 8 * most and not on_sheet(row, q):
                 message = f"{q.text} is more than PCIe {generation}.0 x{lanes} carries one way, {si(most, 'B/s')}"
-                yield finding(IMPOSSIBLE if count == 1 else QUESTION, "link", message, q)
+                yield finding(QUESTION, "link", f"{message}: over which link?", q)
 
 
 def counted(report: Report) -> Iterator[Finding]:
     """Scores that are no whole number of problems solved: 55.0 % of 30."""
     text = " ".join(r.text for r in report.lines_of_text)
-    if not _ONCE.search(report.text) or not _PROBLEMS.search(text):
+    once = re.search("(?:one|single) sample", report.text) or (
+        _ONCE.search(report.text) and not _OFTEN.search(report.text)
+    )
+    if not once or not _PROBLEMS.search(text):
         return
     for grid in report.grids:
         for column, name in enumerate(grid.header):

@@ -135,6 +135,8 @@ FORMULAS = (
     Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
     Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
+    Formula("tokens/s", "output_rate = tokens_out / benchmark_time", reach="block"),
+    Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", reach="block"),
     Formula("concurrency", "concurrency = blocks * block_tokens / longest", unless="sliding|hybrid"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
     Formula(
@@ -231,7 +233,9 @@ def formulas(report: Report) -> Iterator[Finding]:
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
             continue  # another convention
-        yield from (_broken(formula, sign, *each) for each in broken)
+        # Of several figures in a report one is asked about where others keep the formula.
+        alone = len({f.value.mid for f in some}) == 1 or kept > 1
+        yield from (_broken(formula, sign, *each) for each in broken if alone or each[1][2].distance < 2)
 
 
 _Made = tuple[Interval, Interval, _Scope, str]
@@ -240,7 +244,7 @@ _Made = tuple[Interval, Interval, _Scope, str]
 def _made(report: Report, figure: Named, formula: Formula, left: str, way: str) -> _Made | None:
     """Both sides of one way to make the figure; None where a name has no value, or the sides are far apart."""
     (made, names), (said, of) = _compiled(way), _compiled(left)
-    scope = _scope(report, of[0], figure, tuple(dict.fromkeys((*names, *of[1:]))), formula.reach)
+    scope = _scope(report, of[0], figure, tuple(dict.fromkeys((*names, *of[1:]))), formula)
     if scope is None or any(re.search(formula.keys, f.key) for f in (figure, *scope.held.values())):
         return None
     target, given = {of[0]: figure.value}, {n: f.value for n, f in scope.held.items()}
@@ -307,16 +311,16 @@ def _shown(value: float, kind: str) -> str:
     return si(value, UNIT_OF[kind]) if kind in UNIT_OF else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
-def _scope(report: Report, target: str, figure: Named, names: tuple[str, ...], reach: str) -> _Scope | None:
+def _scope(report: Report, target: str, figure: Named, names: tuple[str, ...], formula: Formula) -> _Scope | None:
     found: dict[str, Named] = {}
     furthest = 0
     # What stands above the last figure of this name is of another run.
-    last = max(
-        (f.line for f in named(report, target) if f.row.block == figure.row.block and f.line < figure.line), default=0
-    )
+    others = named(report, target)
+    above = [f.line for f in others if f.row.block == figure.row.block and f.line < figure.line]
+    last = 0 if formula.fit else max(above, default=0)
     for name in names:
         at = _nearest(report, named(report, name), figure, last) or _of_device(figure.row, name)
-        if at is None or at[1] > ("row", "block", "report").index(reach):
+        if at is None or at[1] > ("row", "block", "report").index(formula.reach):
             return None
         found[name] = at[0]
         furthest = max(furthest, at[1])
@@ -329,11 +333,11 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
     part = _PART.findall(figure.key)
     if part:  # of training or of evaluation
         some = tuple(f for f in some if set(_PART.findall(f.key)) <= set(part))
-    block = [f for f in some if f.row.block == row.block and not _in_grid(f.row)]
+    block = [f for f in some if f.row.block == row.block and not _in_grid(f.row) and f.line > last]
     for distance, of in enumerate(([f for f in some if f.row is row], block, [f for f in some if not _in_grid(f.row)])):
         if len({f.value.mid for f in of}) == 1 and not (distance == 1 and _in_grid(row)):
             return of[0], distance
-        above = [f for f in of if last < f.line <= figure.line]
+        above = [f for f in of if f.line <= figure.line]
         if distance == 1 and above and len(of) > 1 and report.blocks[row.block].kind == "code":
             return max(above, key=lambda f: f.line), distance  # a log's
         if of and distance < 1:

@@ -29,6 +29,7 @@ class Name:
     key: str
     said: str = ""
     most: float = math.inf
+    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ NAMES = {
     "global_batch": Name("n", rf"global ?{_BATCH}|gbs|(?:total|effective) {_BATCH}"),
     "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
     "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
-    "steps": Name("n", r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?:steps?|iterations?)"),
-    "step_tokens": Name("n", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update)|batch size tokens"),
+    "steps": Name("n", r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?:steps?|iterations?)"),
+    "step_tokens": Name(
+        "n token/item", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update)|batch size tokens"
+    ),
     "tokens_seen": Name("n", r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens"),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
@@ -85,7 +88,7 @@ NAMES = {
         "n", r"warm ?up (?:steps|iters)", rf"warm-?up[^;]{{0,40}} (?:over|in|for) {_N} (?:steps|iter)"
     ),
     # models
-    "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?"),
+    "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
     "adapter_params": Name("n", r"(?:trainable|lora|adapter) param(?:eter)?s"),
     "adapter_file": Name("bytes", r"adapter(?: file)?(?: size)?|lora (?:file|size|weights)"),
     "layers": Name(
@@ -108,7 +111,7 @@ NAMES = {
     "one_expert": Name("n params", r"one expert\b[\w ,]*|(?:per|each) expert"),
     "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?"),
     "checkpoint": Name(
-        "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors"
+        "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
     ),
     "layer_bytes": Name("bytes", r"(?:per )?layer"),
     "layers_bytes": Name("bytes", r"layers"),
@@ -122,6 +125,11 @@ NAMES = {
     "index_bits": Name("n", "(?!)", rf"{_N}-bit (?:position|index|metadata|indices)"),
     "metadata": Name("bytes", "(?!)", r"(?i)position|metadata|indices"),
     # serving
+    "benchmark_time": Name("time", r"^(?:benchmark )?duration(?: s)?"),
+    "tokens_in": Name("n", r"^total (?:input|prompt) tokens"),
+    "tokens_out": Name("n", r"^total (?:generated|output) tokens"),
+    "total_rate": Name("tokens_per_s", r"^total token throughput(?: tok/s)?"),
+    "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?"),
     "ttft_slo": Name("time", r"slo ttft(?: ms)?|ttft slo(?: ms)?|ttft (?:limit|target)"),
     "ttft_p99": Name("time", r"ttft(?: ms| s)? p99|p99 ttft(?: ms| s)?"),
     "ttft_within": Name("percent", r"(?:share|fraction)(?: of requests)? within ttft slo(?: pct)?|ttft slo attainment"),
@@ -286,7 +294,7 @@ def _digits(q: Quantity) -> str:
     return m[0] if m else f"{q.value.mid!r}"
 
 
-def _of_table(row: Row, header: tuple[str, ...]) -> Iterator[Named]:
+def _of_table(row: Row, header: tuple[str, ...], lines: tuple[int, ...]) -> Iterator[Named]:
     for column, name in enumerate(header):
         q = next((q for q in row.quantities if q.column == column), None)
         cell = re.search(rf"(?:^|; ){re.escape(name)}: ([^;]*)", row.text) if name else None
@@ -294,7 +302,7 @@ def _of_table(row: Row, header: tuple[str, ...]) -> Iterator[Named]:
         if q is not None and q.exact:
             yield _pair(row, name, _digits(q), q.line, q)
         elif value and q is None:
-            yield _pair(row, name, value[1], row.line, None)
+            yield _pair(row, name, value[1], lines[column] if lines else row.line, None)
 
 
 def _of_line(row: Row) -> Iterator[Named]:
@@ -323,8 +331,10 @@ def figures(report: Report) -> tuple[Named, ...]:
     for row in report.lines_of_text:
         found += _of_line(row)
     for grid in report.grids:
-        for row in grid.rows:
-            found += _of_table(row, grid.header)
+        table = report.blocks[grid.block].table
+        cells = table.lines if table and len(table.lines) == len(grid.rows) else ((),) * len(grid.rows)
+        for row, lines in zip(grid.rows, cells, strict=True):
+            found += _of_table(row, grid.header, lines if len(lines) == len(grid.header) else ())
             if len(grid.header) == 2 and (q := row.figure(1)):
                 found.append(_pair(row, row.label, _digits(q), q.line, q))
     for row in report.rows:  # a table of names and values
@@ -359,7 +369,7 @@ def _keyed(report: Report) -> dict[str, list[Named]]:
     held: dict[str, list[Named]] = defaultdict(list)
     for f in figures(report):
         for name in _names_of(f.key):
-            if _fits(NAMES[name], f.kind) and f.value.mid <= NAMES[name].most:
+            if _fits(NAMES[name], f.kind) and NAMES[name].least <= f.value.mid <= NAMES[name].most:
                 held[name].append(f)
     return held
 
@@ -368,7 +378,8 @@ def _keyed(report: Report) -> dict[str, list[Named]]:
 def named(report: Report, name: str) -> tuple[Named, ...]:
     """The report's figures of one of NAMES."""
     of = NAMES.get(name)
-    return (*_keyed(report)[name], *(_said(report, of) if of and of.said else ()))
+    said = _said(report, of) if of and of.said else ()
+    return (*_keyed(report)[name], *(f for f in said if of and of.least <= f.value.mid <= of.most))
 
 
 def _said(report: Report, of: Name) -> Iterator[Named]:
