@@ -38,7 +38,6 @@ RULES = (
     known.within,
     known.trimmed,
     known.periods,
-    known.simulated,
     amounts.counted,
     amounts.lasting,
     amounts.spent,

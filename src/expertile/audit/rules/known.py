@@ -1,5 +1,5 @@
-"""Figures of methods whose formulas are published: ZeRO's memory, the mean without the fastest and the slowest run,
-molecular dynamics. They ask.
+"""Figures of methods whose formulas are published: ZeRO's memory, the mean without the fastest and the slowest run;
+and amounts of two periods. They ask.
 """
 
 import itertools
@@ -90,16 +90,3 @@ def periods(report: Report) -> Iterator[Finding]:
             if short < long and (of, p.kind) == (same, q.kind) and not p.value.meets(made, 0.045):
                 message = f"{q.text} a {b} is {si(made.mid, UNIT_OF.get(p.kind, ''))} a {a}, not {p.text}"
                 yield finding(QUESTION, "product", f"{message}: are they of the same rate?", p, q)
-
-
-def simulated(report: Report) -> Iterator[Finding]:
-    """Nanoseconds of a simulation a day, of its one time step and the time that each takes."""
-    steps = {float(n) for n in re.findall(r"(?:time ?)?step\w*(?: of|:| =|,)? (\d+(?:\.\d+)?) ?fs\b", report.text)}
-    for row in (r for grid in report.grids for r in grid.body) if len(steps) == 1 else ():
-        rate = [q for q in row.of("items_per_s") if re.search(r"(?i)\bns ?(?:/|per) ?day", f"{q.label} {q.text}")]
-        each = [q for q in row.of("s_per_item", "time") if re.search(r"(?i)/ ?step|per step|\bstep", q.label)]
-        if len(rate) == len(each) == 1 and rate[0].exact and each[0].value.mid:
-            days = 86400e-6 * min(steps) / each[0].value.mid
-            if not (rate[0].value * 86400).meets(days, 0.03):
-                message = f"{min(steps):g} fs each {each[0].text} are {days:.4g} ns/day, not {rate[0].text}"
-                yield finding(QUESTION, "throughput", f"{message}: of which step?", rate[0], each[0])
