@@ -63,7 +63,8 @@ def held(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in row.of("bytes") if row.devices else ():
             own = f"{q.label} {row.headings}" if row.kind == "table" else own_words(row, q)
-            if row.kind == "table" and _NOT_HELD.search(q.label):
+            own = own.replace("_", " ")
+            if row.kind == "table" and _NOT_HELD.search(q.label.replace("_", " ")):
                 continue
             if not q.exact or not _HELD.search(own) or (row.kind != "table" and _NOT_HELD.search(own)):
                 continue
