@@ -71,6 +71,7 @@ _STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
     # Training: batches, ranks, tokens (Narayanan et al. 2021, arXiv:2104.04473, for the pipeline's bubble).
     Formula("batch", "global_batch = micro * accum * dp", unless="ramp|warm-?up batch"),
+    Formula("batch", "global_batch = micro * accum * world", sure=False, unless=r"ramp|tensor|pipeline|\btp\b|\bpp\b"),
     Formula(
         "ranks",
         "world = tp * pp * dp | tp * pp * dp * cp | tp * pp * dp * ep | tp * pp | dp * pp | tp * dp | tp | dp",
