@@ -181,7 +181,7 @@ FORMULAS = (
     Formula("intensity", "flop_per_byte = flop / dram_bytes", slack=0.02, reach="row"),
     Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
     Formula("conflicts", "conflicts = wavefronts / requests", slack=0.03, reach="block"),
-    Formula("throughput", "ns_day = time_step * 0.000001 / md_step", sure=False, slack=0.03),
+    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=False, slack=0.03),
     Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=False, slack=0.05, reach="block"),
     Formula("bytes in flight", "in_flight = latency * bandwidth", sure=False, slack=0.05, reach="block"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
@@ -205,7 +205,7 @@ FORMULAS = (
     # Input and output; hosts.
     Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
     Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
-    Formula("round trip", f"2 * km / {_LIGHT} <= rtt", reach="row"),
+    Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),
     Formula("processors", "user <= hardware_threads * real", sure=False, slack=0.03),
 )
 _PART = re.compile(r"\b(?:train|val|valid|test|eval)\b")
@@ -271,7 +271,12 @@ def _made(report: Report, figure: Named, formula: Formula, left: str, way: str) 
 
 
 def given_text(name: str, scope: _Scope) -> str:
-    return scope.held[name].text if name in scope.held else name
+    return _text(scope.held[name]) if name in scope.held else name
+
+
+def _text(f: Named) -> str:
+    """A figure with its unit, where its column or key has that."""
+    return si(f.value.mid, UNIT_OF[f.kind]) if f.kind in UNIT_OF and not re.search(r"[^\d.,]", f.text) else f.text
 
 
 def _value(code: CodeType, given: dict[str, Interval]) -> Interval:
@@ -303,11 +308,12 @@ def _broken(formula: Formula, sign: str, figure: Named, made: _Made) -> Finding:
     sure = formula.sure and scope.distance < 2
     for spelled, mark in ((r" \*\* ", "^"), (r" \* ", " × "), (" / ", " ÷ "), (" - ", " − ")):
         shown = re.sub(spelled, mark, shown)
-    value = _shown(of.mid, figure.kind)
+    itself = formula.text.startswith(re.match(r"\w+", formula.text)[0] + " " + sign)  # type: ignore[index]
+    value, said = (_shown(of.mid, figure.kind), _text(figure)) if itself else (f"{of.mid:,.4g}", figure.text)
     shown = shown if shown in value else f"{shown} = {value}"
     shown = re.sub(r"resident\((.*), (.*), .*\) =", r"\1 registers × \2 threads:", shown)
     than = "most" if sign == "<=" else "least"
-    message = f"{shown}, not {figure.text}" if sign == "=" else f"{figure.text} against at {than} {shown}"
+    message = f"{shown}, not {said}" if sign == "=" else f"{said} against at {than} {shown}"
     message += "" if sure else ": are they of the same run?"
     verdict = QUESTION if not sure else INCONSISTENT if sign == "=" else IMPOSSIBLE
     beside = [f for f in scope.held.values() if f.line]
