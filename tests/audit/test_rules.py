@@ -648,7 +648,7 @@ def test_plain_keys_behind_nested_ones_keep_their_lines():
         (
             "Benchmark duration (s): 70.12\nTotal input tokens: 217393\nTotal generated tokens: 198587\n"
             "Total token throughput (tok/s): 6932.40\n",
-            "(217393 + 198587) ÷ 70.12 = 5932 tokens/s",
+            "(217393 + 198587) ÷ 70.12 s = 5932 tokens/s",
         ),
         (
             "The 7B model trains in BF16 on 64 H100 SXM GPUs. It runs at 640,000 tokens/s, an MFU of 58.1 %.\n",

@@ -309,7 +309,8 @@ def _broken(formula: Formula, sign: str, figure: Named, made: _Made) -> Finding:
     for spelled, mark in ((r" \*\* ", "^"), (r" \* ", " × "), (" / ", " ÷ "), (" - ", " − ")):
         shown = re.sub(spelled, mark, shown)
     itself = formula.text.startswith(re.match(r"\w+", formula.text)[0] + " " + sign)  # type: ignore[index]
-    value, said = (_shown(of.mid, figure.kind), _text(figure)) if itself else (f"{of.mid:,.4g}", figure.text)
+    value = _shown(of.mid, figure.kind) if itself else f"{of.mid:,.4g}"
+    said = figure.text if not itself or _text(figure) == figure.text else f"{figure.text} ({_text(figure)})"
     shown = shown if shown in value else f"{shown} = {value}"
     shown = re.sub(r"resident\((.*), (.*), .*\) =", r"\1 registers × \2 threads:", shown)
     than = "most" if sign == "<=" else "least"
