@@ -61,6 +61,7 @@ class Formula:
     text: str
     sure: bool = True
     slack: float = 0.01
+    far: float = 0.0  # the share by which it is off where it is told
     fit: int = 0
     unless: str = ""
     reach: str = "report"
@@ -88,6 +89,7 @@ FORMULAS = (
         "perplexity",
         "ppl = exp(nll) | 2 ** nll",
         slack=0.04,
+        far=0.1,
         reach="row",
         unless="label.smooth|per.byte|per.word|z.loss|aux|moe",
     ),
@@ -141,7 +143,7 @@ FORMULAS = (
     Formula("memory", "metadata = kept_values * index_bits / 8", slack=0.05, reach="block"),
     Formula("memory", "layers_bytes = layers * layer_bytes", slack=0.03, reach="row"),
     Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
-    Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, fit=2, reach="row"),
+    Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, far=0.3, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
     Formula("tokens/s", "output_rate = tokens_out / benchmark_time", reach="block"),
     Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", reach="block"),
@@ -241,7 +243,7 @@ def formulas(report: Report) -> Iterator[Finding]:
             made = [m for m in several if m] if several[0] else []  # the others excuse
             if made and any(_keeps(m, sign, formula.slack) for m in made):
                 kept += 1
-            elif made:
+            elif made and not any(_keeps(m, sign, formula.far) for m in made):
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
             continue  # another convention
