@@ -51,43 +51,51 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 }
 
 
+_NEVER = 1 << 20
+
+
 @dataclass(frozen=True)
 class Formula:
-    """`text`: "name = expression" or "name <= expression", with alternatives between bars. `sure`: whether a row or a
-    block alone is accused; `fit`: how many other rows must keep it, where it is a model; `unless`: words of the report
-    that make it silent; `slack`: the share by which it may be off; `reach`: "row", "block" or "report"."""
+    """`text`: "name = expression", "<=" or ">=", with alternatives between bars, of which the first is needed.
+
+    `sure`: how many other figures must keep it that one of a row or block is accused. `fit`: how many must keep it at
+    all, where it is a model. `slack`: the share by which a figure may be off; `far`: by which one is told. `unless`:
+    words of the report that make it silent, `keys`: of a key. `reach`: "row", "block" or "report".
+    """
 
     rule: str
     text: str
-    sure: bool = True
+    sure: int = 0
     slack: float = 0.01
-    far: float = 0.0  # the share by which it is off where it is told
+    far: float = 0.0
     fit: int = 0
     unless: str = ""
     reach: str = "report"
-    keys: str = "(?!)"  # words of a key that make it silent
+    keys: str = "(?!)"
 
 
 _STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
     # Training: batches, ranks, tokens (Narayanan et al. 2021, arXiv:2104.04473, for the pipeline's bubble).
     Formula("batch", "global_batch = micro * accum * dp", unless="ramp|warm-?up batch"),
-    Formula("batch", "global_batch = micro * accum * world", sure=False, unless=r"ramp|tensor|pipeline|\btp\b|\bpp\b"),
+    Formula("batch", "global_batch = micro * accum * world", sure=_NEVER, unless=r"ramp|tensor|pipeline|\btp\b|\bpp\b"),
     Formula(
         "ranks",
         "world = tp * pp * dp | tp * pp * dp * cp | tp * pp * dp * ep | tp * pp | dp * pp | tp * dp | tp | dp",
-        sure=False,
+        sure=_NEVER,
         slack=0,
     ),
-    Formula("tokens", "tokens_seen = steps * step_tokens", unless="resum|ramp|warm-?up batch|epoch|padd"),
+    Formula("tokens", "tokens_seen = steps * step_tokens", sure=_NEVER, unless="resum|ramp|warm-?up batch|epoch|padd"),
     Formula(
         "bubble",
         "bubble = (pp - 1) / (microbatches + pp - 1) | (pp - 1) / microbatches",
+        sure=2,
         unless=r"(?<!non-)interleav|zero.bubble|virtual|dualpipe|chimera|measured bubble",
     ),
     Formula(
         "perplexity",
         "ppl = exp(nll) | 2 ** nll",
+        sure=2,
         slack=0.04,
         far=0.1,
         reach="row",
@@ -115,7 +123,7 @@ FORMULAS = (
             for m in (2, 3)
             for e in (0, 1, 2)
         ),
-        sure=False,
+        sure=_NEVER,
         slack=0.02,
         unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
     ),
@@ -124,24 +132,24 @@ FORMULAS = (
     Formula(
         "routing",
         "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
-        sure=False,
+        sure=_NEVER,
     ),
     Formula(
         "memory",
         "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
-        sure=False,
+        sure=_NEVER,
         slack=0.06,
         unless=r"int4|4-bit|gptq|awq|nf4|gguf|\bq\d_|lora|experts|shard of|per rank|\bmoe\b",
     ),
     Formula(
         "memory",
         "optimizer_bytes = " + " | ".join(f"params * {n}" for n in (8, 12, 2, 4, 6, 10, 14, 16)),
-        sure=False,
+        sure=_NEVER,
         slack=0.06,
         unless=r"shard|zero|fsdp|per gpu|8-bit|adafactor|lion|muon|sgd|lora|offload|moe",
     ),
     Formula("memory", "metadata = kept_values * index_bits / 8", slack=0.05, reach="block"),
-    Formula("memory", "layers_bytes = layers * layer_bytes", slack=0.03, reach="row"),
+    Formula("memory", "layers_bytes = layers * layer_bytes", sure=2, slack=0.03, reach="row"),
     Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
     Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, far=0.3, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
@@ -158,9 +166,11 @@ FORMULAS = (
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
     Formula("speculation", "accepted_length <= drafted + 1", reach="row"),
-    Formula("real-time factor", "rtf = processing / audio | audio / processing", slack=0.03, reach="row"),
-    Formula("share", "ttft_within >= sure_share(ttft_p99, ttft_slo)", sure=False, reach="row"),
-    Formula("share", "e2e_within >= sure_share(e2e_p99, e2e_slo)", sure=False, reach="row"),
+    Formula(
+        "real-time factor", "rtf = processing / audio | audio / processing", sure=2, slack=0.03, far=0.2, reach="row"
+    ),
+    Formula("share", "ttft_within >= sure_share(ttft_p99, ttft_slo)", sure=_NEVER, reach="row"),
+    Formula("share", "e2e_within >= sure_share(e2e_p99, e2e_slo)", sure=_NEVER, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
@@ -171,7 +181,7 @@ FORMULAS = (
     Formula(
         "grid",
         "grid = ceil(gemm_m / tile_m) * ceil(gemm_n / tile_n)",
-        sure=False,
+        sure=_NEVER,
         unless=r"persistent|(?<!no )split-?_?k|stream-?k|batched|grouped|cluster",
         reach="block",
     ),
@@ -183,24 +193,25 @@ FORMULAS = (
     Formula("intensity", "flop_per_byte = flop / dram_bytes", slack=0.02, reach="row"),
     Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
     Formula("conflicts", "conflicts = wavefronts / requests", slack=0.03, reach="block"),
-    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=False, slack=0.03),
-    Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=False, slack=0.05, reach="block"),
-    Formula("bytes in flight", "in_flight = latency * bandwidth", sure=False, slack=0.05, reach="block"),
+    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=_NEVER, slack=0.03),
+    Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=_NEVER, slack=0.05, reach="block"),
+    Formula("bytes in flight", "in_flight = latency * bandwidth", sure=_NEVER, slack=0.05, reach="block"),
+    Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
-    Formula("total", "whole = count * each", sure=False, slack=0.03, reach="block", unless="warm"),
+    Formula("total", "whole = count * each", sure=_NEVER, slack=0.03, reach="block", unless="warm"),
     # Energy and carbon.
-    Formula("power", "mean_power <= power_limit", slack=0.1, reach="row"),
+    Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
     Formula(
         "energy",
         "energy = " + " | ".join(f"{n} * mean_power * ran_for" for n in (1, 2, 4, 8, 16, "world")),
-        sure=False,
+        sure=_NEVER,
         slack=0.03,
     ),
     Formula("energy", "energy = gpu_hours * gpu_power", slack=0.03, unless="pue|cool|host|node power"),
     Formula(
         "carbon",
         "carbon = energy * grid_carbon | energy * pue * grid_carbon",
-        sure=False,
+        sure=_NEVER,
         slack=0.04,
         unless="offset|embodied .*includ",
     ),
@@ -208,7 +219,7 @@ FORMULAS = (
     Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
     Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
     Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),
-    Formula("processors", "user <= hardware_threads * real", sure=False, slack=0.03),
+    Formula("processors", "user <= hardware_threads * real", sure=_NEVER, slack=0.03),
 )
 _PART = re.compile(r"\b(?:train|val|valid|test|eval)\b")
 _FAR = 40.0  # off by more, a figure is of something else
@@ -249,7 +260,7 @@ def formulas(report: Report) -> Iterator[Finding]:
             continue  # another convention
         # Of several figures in a report one is asked about where others keep the formula.
         alone = len({f.value.mid for f in some}) == 1 or kept > 1
-        yield from (_broken(formula, sign, *each) for each in broken if alone or each[1][2].distance < 2)
+        yield from (_broken(formula, sign, kept, *each) for each in broken if alone or each[1][2].distance < 2)
 
 
 _Made = tuple[Interval, Interval, _Scope, str]
@@ -305,9 +316,9 @@ def _keeps(made: _Made, sign: str, slack: float) -> bool:
     return said.meets(of, slack) if sign == "=" else said.lo <= of.hi * (1 + slack)
 
 
-def _broken(formula: Formula, sign: str, figure: Named, made: _Made) -> Finding:
+def _broken(formula: Formula, sign: str, kept: int, figure: Named, made: _Made) -> Finding:
     _, of, scope, shown = made
-    sure = formula.sure and scope.distance < 2
+    sure = kept >= formula.sure and scope.distance < 2
     for spelled, mark in ((r" \*\* ", "^"), (r" \* ", " × "), (" / ", " ÷ "), (" - ", " − ")):
         shown = re.sub(spelled, mark, shown)
     itself = formula.text.startswith(re.match(r"\w+", formula.text)[0] + " " + sign)  # type: ignore[index]

@@ -191,8 +191,10 @@ NAMES = {
     "latency": Name("time", "(?!)", r"(?i)latency"),
     "bandwidth": Name("bandwidth", "(?!)", r"(?i)deliver|bandwidth|memory|dram|hbm"),
     "in_flight": Name("bytes", r"bytes in flight", r"(?i)in flight|outstanding"),
-    "allocated": Name("bytes", r"(?:max )?(?:memory )?allocated(?: memory)?"),
-    "reserved": Name("bytes", r"(?:max )?(?:memory )?reserved(?: memory)?"),
+    "max_allocated": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?allocated(?: memory)?"),
+    "max_reserved": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?reserved(?: memory)?"),
+    "allocated": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?allocated(?: memory)?"),
+    "reserved": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?reserved(?: memory)?"),
     "count": Name("n", r"(?:num(?:ber of)? )?(?:iterations|iters|launches|repeats|runs)"),
     "each": Name(
         "time s_per_item",
