@@ -153,8 +153,8 @@ FORMULAS = (
     Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
     Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, far=0.3, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
-    Formula("tokens/s", "output_rate = tokens_out / benchmark_time", reach="block"),
-    Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", reach="block"),
+    Formula("tokens/s", "output_rate = tokens_out / benchmark_time", far=0.05, reach="block"),
+    Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", far=0.05, reach="block"),
     Formula("concurrency", "concurrency = blocks * block_tokens / longest", unless="sliding|hybrid"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
     Formula(
@@ -258,9 +258,9 @@ def formulas(report: Report) -> Iterator[Finding]:
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
             continue  # another convention
-        # Of several figures in a report one is asked about where others keep the formula.
+        near = 2 if formula.sure < _NEVER else 1
         alone = len({f.value.mid for f in some}) == 1 or kept > 1
-        yield from (_broken(formula, sign, kept, *each) for each in broken if alone or each[1][2].distance < 2)
+        yield from (_broken(formula, sign, kept, *each) for each in broken if alone or each[1][2].distance < near)
 
 
 _Made = tuple[Interval, Interval, _Scope, str]

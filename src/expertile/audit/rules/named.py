@@ -38,7 +38,7 @@ _WORDS = re.compile(rf"\b(?:{'|'.join(DIGITS)})\b", re.IGNORECASE)
 _VALUE = re.compile(rf"(?<![\w.])(?<!\d[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
 _SIGN = re.compile(r"(?:\s*[:=]+>?\s*[(\[]?|\s*\.{3,}\s*|\s+)$")
 _BEGIN = re.compile(r"[,;|{}\"'\]]|\s{2,}|[:=] |: ")
-_BRACKETS = re.compile(r"\([^()]*\)(?=\s*(?:[:=]|\.{3}))")
+_BRACKETS = re.compile(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))")
 # Nsight Compute's and other columns: name, unit, value.
 _COLUMNS = re.compile(rf"^\s*(?P<key>\S.*?)\s{{2,}}(?P<unit>%|[#A-Za-z][\w/]*)\s{{2,}}(?P<v>{NUMBER})\s*$")
 _NCU = {"cycle": ("cycles", 1.0), "%": ("percent", 0.01)}

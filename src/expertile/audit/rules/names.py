@@ -190,7 +190,7 @@ NAMES = {
     "dram_read": Name("bytes", r"(?:read from dram|dram reads?)[\w =]*"),
     "latency": Name("time", "(?!)", r"(?i)latency"),
     "bandwidth": Name("bandwidth", "(?!)", r"(?i)deliver|bandwidth|memory|dram|hbm"),
-    "in_flight": Name("bytes", r"bytes in flight", r"(?i)in flight|outstanding"),
+    "in_flight": Name("bytes", r"bytes in flight", r"(?i)in flight"),
     "max_allocated": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?allocated(?: memory)?"),
     "max_reserved": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?reserved(?: memory)?"),
     "allocated": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?allocated(?: memory)?"),
