@@ -548,7 +548,7 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "53.0",
         ),
         (
-            "product",
+            "carbon",
             "- energy with PUE: 186,352 kWh\n- grid intensity: 0.342 kg CO2e per kWh\n- emissions: {} t CO2e\n",
             "74.0",
             "63.7",
@@ -648,7 +648,7 @@ def test_plain_keys_behind_nested_ones_keep_their_lines():
         (
             "Benchmark duration (s): 70.12\nTotal input tokens: 217393\nTotal generated tokens: 198587\n"
             "Total token throughput (tok/s): 6932.40\n",
-            "217393 + 198587 in 70.12 is 5932 tokens/s",
+            "(217393 + 198587) ÷ 70.12 s = 5932 tokens/s",
         ),
         (
             "The 7B model trains in BF16 on 64 H100 SXM GPUs. It runs at 640,000 tokens/s, an MFU of 58.1 %.\n",

@@ -8,13 +8,16 @@ from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, QUESTION, VERDICTS,
 from expertile.audit.report import Report
 from expertile.audit.rules import (
     amounts,
+    capacity,
     claims,
     equations,
+    formulas,
     headlines,
     known,
     limits,
     peaks,
     retold,
+    shapes,
     solve,
     tables,
     told,
@@ -31,13 +34,10 @@ RULES = (
     tables.proportions,
     tables.slips,
     solve.rows,
-    known.served,
     known.sharded,
     known.within,
     known.trimmed,
-    known.resident,
     known.periods,
-    known.simulated,
     amounts.counted,
     amounts.lasting,
     amounts.spent,
@@ -52,6 +52,17 @@ RULES = (
     totals.phases,
     totals.orders,
     equations.equations,
+    formulas.formulas,
+    capacity.held,
+    capacity.prompts,
+    capacity.roofs,
+    capacity.ports,
+    capacity.shared,
+    capacity.sped_up,
+    capacity.links,
+    shapes.convolved,
+    shapes.tensors,
+    capacity.counted,
     claims.compression,
     claims.equal_work,
     claims.unequal_work,
@@ -150,6 +161,7 @@ def _causes(found: list[Finding]) -> list[Finding]:
         same |= f.rule == "total" and any(k.line in f.lines for k in kept)
         same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
+        same |= any({*k.quote.split(", ")} == {*f.quote.split(", ")} and k.all_lines == f.all_lines for k in kept)
         same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept)
         if not (figures & seen or same):
             seen |= figures

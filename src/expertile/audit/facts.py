@@ -55,6 +55,7 @@ _COUNTED = {
     "experts": re.compile(rf"({_INT})[ -](?i:experts)\b(?! ?=)"),
     "heads": re.compile(rf"({_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
     "kv_heads": re.compile(rf"({_INT})[ -](?i:(?:kv|key[-/ ]value|k/v) heads)\b"),
+    "head_dim": re.compile(rf"(?i:heads of (?:dim(?:ension)?|size)) ({_INT})\b"),
     "layers": re.compile(rf"({_INT})[ -](?i:(?:transformer |decoder |hidden )?layers)\b"),
     "elements": re.compile(rf"({_INT}) (?i:(?:fp\d+ |float\d* )?(?:elements|floats))\b"),
     "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS] ?(\d+)\b|{_EACH[0]}"),
@@ -66,7 +67,7 @@ _COUNTED = {
     "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
         r"(?<![.,\d])\b(\d,\d{3}|\d{1,5}) ?(?:(?:[x×*] ?-?|(?=(?:G?[AHBLV]\d{2,3}[A-Z]?|MI\d{3}[A-Z]?|T4|L4)s?\b))"
-        r"(?:(?:NVIDIA |Nvidia |AMD |Tesla )?(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
+        r"(?:(?:NVIDIA |Nvidia |AMD |Tesla |GeForce )*(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
         r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?(?![ -]h(?:ours?)?\b|-[a-z]+\d)|gcds?|cards\b|"
         r"ranks\b))\b|\bn[Gg]pus (\d+)|\b(?:TP|tp)[- ]?(2|4|8|16|32|64)\b(?![.%])"  # TP99 is a percentile
     ),

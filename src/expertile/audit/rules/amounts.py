@@ -33,16 +33,6 @@ def counted(report: Report) -> Iterator[Finding]:
     of = report.everything.of
     sizes = [of(n)[0] for n in ("batch", "seq", "accum", "gpus") if len(of(n)) == 1]
     made = [prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)]
-    # A global batch of micro-batches.
-    batches, others = sorted(of("batch")), [n for name in ("accum", "gpus") for n in of(name)]
-    ways = [prod(some) for k in range(1, 3) for some in itertools.combinations(others, k)]
-    if len(batches) == 2 and len(others) == 2 and not any(batches[0] * w == batches[1] for w in ways):
-        row = next((r for r in report.rows if batches[1] in r.facts.of("batch")), None)
-        whole = row and re.search(r"(?i)global|effective|total", row.text)
-        if row and whole and re.search(r"(?i)micro|per[- ](?:gpu|device)", report.text):
-            text = " × ".join(f"{n:.0f}" for n in (batches[0], *others))
-            message = f"{text} is {batches[0] * prod(others):.0f}, not {batches[1]:.0f}: which sizes make the batch?"
-            yield Finding(QUESTION, "product", row.line, f"{batches[1]:.0f}", message)
     yield from _batched(report)
     for row in report.all_rows:
         for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):

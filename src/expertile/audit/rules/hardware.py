@@ -96,5 +96,12 @@ def gpu_counts(row: Row) -> tuple[float, ...]:
 def formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
     """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
     if row.kind != "table":
-        return row.facts.of("formats")
+        return row.facts.of("formats") or _of_lead(row)
     return facts(q.label).of("formats") or facts(row.label).of("formats")
+
+
+def _of_lead(row: Row) -> tuple[str, ...]:
+    """The one format of a sentence that leads to a list: "…, dense BF16, square problems:"."""
+    lead = row.report.blocks[row.block - 1].text.rstrip() if row.block else ""
+    found = facts(re.split(r"(?<=[.!?])\s", lead)[-1]).of("formats") if lead.endswith(":") else ()
+    return found if len(found) == 1 else ()

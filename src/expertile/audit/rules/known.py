@@ -1,22 +1,17 @@
-"""Figures of programs and methods whose formulas are published: vLLM's benchmark of a server, ZeRO's memory, occupancy,
-the mean without the fastest and the slowest run, molecular dynamics. All but the first and occupancy ask.
+"""Figures of methods whose formulas are published: ZeRO's memory, the mean without the fastest and the slowest run;
+and amounts of two periods. They ask.
 """
 
 import itertools
-import math
 import re
 from collections.abc import Iterator
 
-from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 from expertile.audit.rules.terms import parameters
 from expertile.audit.units import TYPED
 
-# Of `vllm bench serve` and its like: a rate is so many of something over the duration.
-_DURATION = re.compile(r"(?i)^\W*(?:benchmark )?duration")
-_IN, _OUT = (re.compile(rf"(?i)^\W*total[ _](?:{w})[ _]tokens") for w in ("input|prompt", "generated|output"))
-_RATES = ((r"^\W*total[ _]token[ _]throughput", "both"), (r"^\W*output[ _](?:token[ _])?throughput", "out"))
 # Bytes of a parameter that ZeRO leaves whole and that it shards, with Adam in mixed precision: 2 of weights, 2 of
 # gradients, 12 of the optimizer's state (Rajbhandari et al. 2020, arXiv:1910.02054).
 _ZERO = {"1": (4, 12), "2": (2, 14), "3": (0, 16)}
@@ -31,34 +26,8 @@ _TRIMMED = re.compile(
     r"(?i)\b(?:drop|discard|exclud|without|remov|ignor)\w* (?:the )?(?:fastest|best|lowest|shortest)(?: \w+)? "
     r"(?:and|&) (?:the )?(?:slowest|worst|highest|longest)|olympic"
 )
-_REGISTERS = re.compile(r"reg(?:ister)?s?(?: (?:per )?thread)?")
-_THREADS = re.compile(r"threads(?: per)?(?: block)?|block(?: size| dim)?")
 _PERIOD = re.compile(r"(?:per|/|a)[_ ]?(hour|day|month|year)\b")
 _HOURS = {"hour": 1.0, "day": 24.0, "month": 730.0, "year": 8760.0}
-_WARP = 32
-# Warps and blocks that a multiprocessor holds (CUDA C++ Programming Guide, "Compute Capabilities").
-_MOST = {(7, 5): (32, 16), (8, 6): (48, 16), (8, 7): (48, 16), (8, 9): (48, 24), (12, 0): (48, 24)}
-
-
-def served(report: Report) -> Iterator[Finding]:
-    """Tokens per second of a benchmark that prints its tokens and its duration."""
-    for row in (r for r in report.all_rows if r.kind in ("record", "table")):
-        named = [(q.label.replace("_", " "), q) for q in row.quantities if q.exact and q.value.mid]
-
-        def one(form: re.Pattern[str], kind: str, held: list[tuple[str, Quantity]] = named) -> Quantity | None:
-            found = [q for label, q in held if q.kind == kind and form.search(label)]
-            return found[0] if len(found) == 1 else None
-
-        t, given, made = one(_DURATION, "time"), one(_IN, "tokens"), one(_OUT, "tokens")
-        if not (t and given and made):
-            continue
-        for form, of in _RATES:
-            q = one(re.compile(f"(?i){form}"), "tokens_per_s")
-            tokens = made.value + given.value if of == "both" else made.value
-            if q and not q.value.meets(tokens / t.value, 0.01):
-                told = f"{given.text} + {made.text}" if of == "both" else made.text
-                message = f"{told} in {t.text} is {si((tokens / t.value).mid, 'tokens/s')}, not {q.text}"
-                yield finding(INCONSISTENT, "tokens/s", message, q, t, given, made)
 
 
 def sharded(report: Report) -> Iterator[Finding]:
@@ -121,38 +90,3 @@ def periods(report: Report) -> Iterator[Finding]:
             if short < long and (of, p.kind) == (same, q.kind) and not p.value.meets(made, 0.045):
                 message = f"{q.text} a {b} is {si(made.mid, UNIT_OF.get(p.kind, ''))} a {a}, not {p.text}"
                 yield finding(QUESTION, "product", f"{message}: are they of the same rate?", p, q)
-
-
-def simulated(report: Report) -> Iterator[Finding]:
-    """Nanoseconds of a simulation a day, of its one time step and the time that each takes."""
-    steps = {float(n) for n in re.findall(r"(?:time ?)?step\w*(?: of|:| =|,)? (\d+(?:\.\d+)?) ?fs\b", report.text)}
-    for row in (r for grid in report.grids for r in grid.body) if len(steps) == 1 else ():
-        rate = [q for q in row.of("items_per_s") if re.search(r"(?i)\bns ?(?:/|per) ?day", f"{q.label} {q.text}")]
-        each = [q for q in row.of("s_per_item", "time") if re.search(r"(?i)/ ?step|per step|\bstep", q.label)]
-        if len(rate) == len(each) == 1 and rate[0].exact and each[0].value.mid:
-            days = 86400e-6 * min(steps) / each[0].value.mid
-            if not (rate[0].value * 86400).meets(days, 0.03):
-                message = f"{min(steps):g} fs each {each[0].text} are {days:.4g} ns/day, not {rate[0].text}"
-                yield finding(QUESTION, "throughput", f"{message}: of which step?", rate[0], each[0])
-
-
-def resident(report: Report) -> Iterator[Finding]:
-    """An occupancy that the threads of a block and their registers do not allow."""
-    for row in (r for r in report.all_rows if len({d.capability for d in r.devices}) == 1):
-        numbers = {q.label: q.value.mid for q in row.of("number", "other")} | row.bare
-        found = {re.sub(r"[^a-z]+", " ", name.lower()).strip(): n for name, n in numbers.items()}
-        registers, threads = (
-            [n for name, n in found.items() if form.fullmatch(name)] for form in (_REGISTERS, _THREADS)
-        )
-        said = [p for p in row.of("percent") if "occup" in p.words and p.exact]
-        of = row.devices[0].capability  # None but for NVIDIA's
-        if len(said) != 1 or len(threads) != 1 or threads[0] % _WARP or not 0 < threads[0] <= 1024 or not of:
-            continue
-        warps, (most, blocks) = threads[0] / _WARP, _MOST.get(of, (64, 32))
-        if registers and registers[0]:  # a warp has them in steps of 256
-            blocks = min(blocks, int(65536 // (math.ceil(registers[0] * _WARP / 256) * 256) // warps))
-        held = min(blocks, int(most // warps)) * warps / most
-        if said[0].value.lo > 1.03 * held:
-            each = f" of {registers[0]:.0f} registers" if registers else ""
-            message = f"{threads[0]:.0f} threads{each} allow an occupancy of {100 * held:.3g} %, not {said[0].text}"
-            yield finding(INCONSISTENT, "occupancy", message, said[0])

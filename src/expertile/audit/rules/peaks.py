@@ -44,14 +44,15 @@ _OTHER = re.compile(
 )
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = re.compile(
-    rf"(?i)(?<![\w.])(\d+|{'|'.join(DIGITS)}) (?:[\w.]+ ){{0,2}}(?:links?|lanes|ports|bricks)(?: (?:of|at|with|[x×]))?"
-    r"\W*$"
+    rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
+    r"(?: (?:of|at|with|[x×]))?\W*$"
 )
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(
     r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?"
 )
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
+_NIC = re.compile(r"(?i)(?:connectx|bluefield)[\w-]* (?:ports? )?(?:(?:at|of|with) )?$")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
@@ -114,7 +115,13 @@ def limits(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
         said = [
-            bool(_PORT.search(q.text) or is_limit(own) or NAMED.search(row.text[: q.start][-40:]) or _is_sheet(q))
+            bool(
+                _PORT.search(q.text)
+                or (_NIC.search(row.text[: q.start]) and "b" in q.text)
+                or is_limit(own)
+                or NAMED.search(row.text[: q.start][-40:])
+                or _is_sheet(q)
+            )
             for q, own in held
         ]
         for (q, own), told in zip(held, said, strict=True):

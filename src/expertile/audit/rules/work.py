@@ -122,7 +122,9 @@ def work_of(row: Row) -> Term | None:
     if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not other and not conv:
         return gemm(mnk)
     lettered = {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
-    if (of := sizes("batch", "heads", "seq", "head_dim")) and (lettered or _ATTENTION.search(words)):
+    if (of := sizes("batch", "heads", "seq", "head_dim")) and (
+        lettered or _ATTENTION.search(words) or re.search(r"\bcausal\b", words)
+    ):
         b, h, length, d = (size.value for size in of)
         masked = row.bare.get("causal")  # a column says which rows are
         also = PLAIN if masked is not None else conventions(words, (), not _FULL.search(words))

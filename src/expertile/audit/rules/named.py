@@ -1,0 +1,191 @@
+"""Figures by the names that reports give them: "train.micro_batch_size: 2", "32-way data parallelism", "Waves Per SM".
+
+A name stands before its figure (a key, a table's head, the first cell of a table of two columns), or a sentence says
+it. NAMES has each by the units that it may have, the form of its key, and what a sentence says.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from expertile.audit.blocks import valued
+from expertile.audit.facts import DIGITS
+from expertile.audit.interval import NUMBER, Interval, exact, printed
+from expertile.audit.quantity import Quantity, clean
+from expertile.audit.report import Report, Row
+from expertile.audit.rules.hardware import own_words
+from expertile.audit.rules.names import NAMES, Name
+from expertile.audit.units import match_unit
+
+
+@dataclass(frozen=True)
+class Named:
+    """A figure, the words of its key (of a sentence none), and the row that it stands in."""
+
+    key: str
+    kind: str
+    value: Interval
+    text: str
+    line: int
+    row: Row
+    q: Quantity | None = None
+
+
+_WORDS = re.compile(rf"\b(?:{'|'.join(DIGITS)})\b", re.IGNORECASE)
+# A figure, what may stand between its key and it, and where its key begins.
+_VALUE = re.compile(rf"(?<![\w.])(?<!\d[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
+_SIGN = re.compile(r"(?:\s*[:=]+>?\s*[(\[]?|\s*\.{3,}\s*|\s+)$")
+_BEGIN = re.compile(r"[,;|{}\"'\]]|\s{2,}|[:=] |: ")
+_BRACKETS = re.compile(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))")
+# Nsight Compute's and other columns: name, unit, value.
+_COLUMNS = re.compile(rf"^\s*(?P<key>\S.*?)\s{{2,}}(?P<unit>%|[#A-Za-z][\w/]*)\s{{2,}}(?P<v>{NUMBER})\s*$")
+_NCU = {"cycle": ("cycles", 1.0), "%": ("percent", 0.01)}
+_NCU |= {f"cycle/{p}second": ("cycle/s", s) for p, s in (("n", 1e9), ("u", 1e6), ("", 1.0))}
+_NCU |= {f"{p}second": ("time", s) for p, s in (("n", 1e-9), ("u", 1e-6), ("m", 1e-3), ("", 1.0))}
+_NCU |= {f"{p}byte/block": ("bytes", s) for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6))}
+_NCU |= {"GHz": ("cycle/s", 1e9), "MHz": ("cycle/s", 1e6)}
+_UNIT_END = re.compile(
+    r" (?:[kmgt]?i?b|bytes|[mun]?s|sec(?:onds)?|k?wh?|pct|percent|hours|kj|gb ?/ ?s|mib ?/ ?s|[kmg]?hz|t?flops?)$"
+)
+_MINUTES = re.compile(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
+
+
+def key_of(text: str) -> str:
+    """The lower-case words of a key, without marks, brackets with a unit and the unit behind."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", text)
+    text = re.sub(
+        r"\s*[(\[](?P<i>[^()\[\]]*)[)\]]\s*$",
+        lambda m: "" if match_unit(m["i"]) or "/" in m["i"] else f" {m['i']}",
+        text,
+    )
+    return re.sub(r"[\s_.:,()\[\]=-]+", " ", text.lower()).strip(" /")
+
+
+def _plain(digits: str) -> Interval:
+    """A number without a unit: a whole one is exact."""
+    return exact(printed(digits).mid) if re.fullmatch(r"[\d,]+", digits) else printed(digits)
+
+
+def _pair(row: Row, key: str, value: str, line: int, q: Quantity | None, unit: str = "") -> Named:
+    words = key_of(key)
+    if known := _NCU.get(unit or (re.findall(r"[(\[]([^()\[\]]*)[)\]]\s*$", key) or [""])[-1]):
+        return Named(words, known[0], printed(value) * known[1], value, line, row, q)
+    if q and q.kind not in ("number", "other", "ratio") and not (q.kind == "params" and len(q.text) == len(value)):
+        return Named(words, q.kind, q.value, q.text, q.line, row, q)
+    kind = q.kind if q and re.search(r"[x×X]$", q.text) else "n"
+    return Named(words, kind, _plain(value), value, q.line if q else line, row, q)
+
+
+def _digits(q: Quantity) -> str:
+    m = re.search(NUMBER, q.text)
+    return m[0] if m else f"{q.value.mid!r}"
+
+
+def _of_table(row: Row, header: tuple[str, ...], lines: tuple[int, ...]) -> Iterator[Named]:
+    for column, name in enumerate(header):
+        q = next((q for q in row.quantities if q.column == column), None)
+        cell = re.search(rf"(?:^|; ){re.escape(name)}: ([^;]*)", row.text) if name else None
+        value = re.match(rf"\s*({NUMBER})(?![\w./:-])", cell[1]) if cell else None
+        if q is not None and q.exact:
+            yield _pair(row, name, _digits(q), q.line, q)
+        elif value and q is None:
+            yield _pair(row, name, value[1], lines[column] if lines else row.line, None)
+
+
+def _of_line(row: Row) -> Iterator[Named]:
+    if m := _COLUMNS.match(row.text):
+        yield _pair(row, m["key"], m["v"], row.line, None, m["unit"])
+        return
+    code, past = row.report.blocks[row.block].kind != "prose", 0
+    at = {q.start: q for q in row.quantities if q.exact}
+    text = _BRACKETS.sub(lambda m: " " * len(m[0]), row.text)
+    for m in _VALUE.finditer(text):
+        sign = _SIGN.search(text, past, m.start())
+        if sign and (code or sign[0].strip()):
+            key = _BEGIN.split(text[past : sign.start()])[-1].strip()
+            if timed := _MINUTES.match(text, m.start()):
+                seconds = printed(timed[2]) + exact(60.0 * int(timed[1]))
+                yield Named(key_of(key), "time", seconds, timed[0], row.line, row)
+            elif re.search("[A-Za-z#]", key):
+                yield _pair(row, key, m[0], row.line, at.get(m.start()))
+        past = m.end()
+
+
+@lru_cache(maxsize=8)
+def figures(report: Report) -> tuple[Named, ...]:
+    """Every figure that has a key."""
+    found: list[Named] = []
+    for row in report.lines_of_text:
+        found += _of_line(row)
+    for grid in report.grids:
+        table = report.blocks[grid.block].table
+        places = table.lines if table and len(table.lines) == len(grid.rows) else ()
+        for at, row in enumerate(grid.rows):
+            lines = places[at] if places else ()
+            found += _of_table(row, grid.header, lines if len(lines) == len(grid.header) else ())
+            if len(grid.header) == 2 and (q := row.figure(1)):
+                found.append(_pair(row, row.label, _digits(q), q.line, q))
+    for row in report.rows:  # a table of names and values
+        table = report.blocks[row.block].table
+        table = valued(table) if table else None
+        for line, cells in table.rows if table and row.kind == "record" else ():
+            text = clean(cells[1])
+            q = next((q for q in row.quantities if q.line == line), None)
+            if m := re.match(rf"\s*({NUMBER})(?![\w./:-])", text):
+                found.append(_pair(row, clean(cells[0]), m[1], line, q))
+    return tuple(found)
+
+
+def _fits(name: Name, kind: str) -> bool:
+    return kind in name.kinds.split() or (kind in ("n", "items", "tokens") and "n" in name.kinds.split())
+
+
+_ANY = re.compile(rf"(?:^|[ /(])(?:{'|'.join(of.key for of in NAMES.values() if of.key != '(?!)')})$")
+_KEYS = {name: re.compile(rf"(?:^|[ /(])(?:{of.key})$") for name, of in NAMES.items()}
+
+
+@lru_cache(maxsize=1 << 14)
+def _names_of(key: str) -> frozenset[str]:
+    """The names that a key may be, with the unit behind it and without."""
+    forms = {key, _UNIT_END.sub("", key)}
+    held = [k for k in forms if _ANY.search(k)]
+    return frozenset(n for n, form in _KEYS.items() if any(map(form.search, held)))
+
+
+@lru_cache(maxsize=8)
+def _keyed(report: Report) -> dict[str, list[Named]]:
+    held: dict[str, list[Named]] = defaultdict(list)
+    for f in figures(report):
+        for name in _names_of(f.key):
+            if _fits(NAMES[name], f.kind) and NAMES[name].least <= f.value.mid <= NAMES[name].most:
+                held[name].append(f)
+    return held
+
+
+@lru_cache(maxsize=2048)
+def named(report: Report, name: str) -> tuple[Named, ...]:
+    """The report's figures of one of NAMES."""
+    of = NAMES.get(name)
+    said = _said(report, of) if of and of.said else ()
+    return (*_keyed(report)[name], *(f for f in said if of and of.least <= f.value.mid <= of.most))
+
+
+def _said(report: Report, of: Name) -> Iterator[Named]:
+    form = re.compile(of.said)
+    for row in report.lines_of_text:
+        if form.groups:
+            text = _WORDS.sub(lambda m: DIGITS[m[0].lower()], row.text)
+            for m in form.finditer(text):
+                digits = next(filter(None, m.groups()))
+                if ":" in digits:
+                    parts = [float(x) for x in digits.split(":")]
+                    yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
+                    continue
+                scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
+                yield Named("", "n", _plain(digits.rstrip("kKM")) * scale, digits, row.line, row)
+        elif form.search(row.text):
+            for q in row.of(*of.kinds.split()):
+                if q.exact and form.search(own_words(row, q)):
+                    yield Named("", q.kind, q.value, q.text, q.line, row, q)

@@ -1,0 +1,245 @@
+"""The names that reports give their figures: "train.micro_batch_size", "32-way data parallelism", "Waves Per SM"."""
+
+import math
+from dataclasses import dataclass
+
+from expertile.audit.interval import NUMBER
+
+
+@dataclass(frozen=True)
+class Name:
+    """`kinds` of its figures ("n": a count or a plain number), the `key`'s form, and what sentences `said`: for a
+    count a form with one group for it, for others a form of the words around the figure."""
+
+    kinds: str
+    key: str
+    said: str = ""
+    most: float = math.inf
+    least: float = 0.0
+
+
+_N = r"(\d[\d,]*(?:\.\d+)?[kKM]?)"
+_MEAN = r"(?:mean|average|avg)"
+_SIZE = r"(?: size| degree| world size)?"
+_BATCH = r"(?:train )?batch(?: size)?"
+_PARALLEL = r"(?: model)? parallel(?:ism)?"
+NAMES = {
+    # how a model is trained
+    "tp": Name("n", rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
+    "pp": Name(
+        "n",
+        rf"pp{_SIZE}|parallel pipeline|pipeline{_PARALLEL}{_SIZE}|(?:num )?(?:pipeline )?stages|p",
+        rf"{_N} (?:pipeline )?stages|{_N}-way pipeline|\bPP ?[=:]? ?{_N}\b|\bp ?= ?{_N} stages",
+    ),
+    "dp": Name("n", rf"dp{_SIZE}|parallel data|data{_PARALLEL}{_SIZE}", rf"{_N}-way data|\bDP ?[=:]? ?{_N}\b"),
+    "cp": Name("n", rf"cp{_SIZE}|context{_PARALLEL}{_SIZE}", rf"{_N}-way context|\bCP ?[=:]? ?{_N}\b"),
+    "ep": Name("n", rf"ep{_SIZE}|expert parallel(?:ism)?{_SIZE}", rf"{_N}-way expert|\bEP ?[=:]? ?{_N}\b"),
+    "world": Name(
+        "n",
+        r"world size|(?:num |total |n )?(?:gpus|ranks)",
+        rf"{_N} (?:(?:[A-Z][\w-]+|\d+ ?GB) ){{0,5}}(?:GPUs|ranks)\b(?! (?:per|each|in each|on each))",
+    ),
+    "micro": Name(
+        "n",
+        rf"(?:train )?micro ?{_BATCH}|mbs|per (?:device|gpu) {_BATCH}|{_BATCH} per (?:device|gpu)",
+        rf"(?i)micro-?batch(?:es)?(?: size)?(?: of| is)? {_N}\b",
+    ),
+    "accum": Name(
+        "n",
+        r"(?:train )?(?:grad(?:ient)? ?)?acc(?:um(?:ulation)?)?(?: steps)?",
+        rf"(?i)accumulat\w+(?: steps)?(?: of| is| over)? {_N}\b",
+    ),
+    "global_batch": Name(
+        "n",
+        rf"global ?{_BATCH}|gbs|(?:total|effective) {_BATCH}",
+        rf"(?i)global batch(?: size)?(?: of| is)? {_N}\b(?! (?:M )?tokens)",
+    ),
+    "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
+    "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
+    "steps": Name("n", r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?:steps?|iterations?)"),
+    "step_tokens": Name(
+        "n token/item", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update)|batch size tokens"
+    ),
+    "tokens_seen": Name("n", r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens"),
+    "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
+    "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
+    "tokens": Name("n", r"(?:num |n )?tokens"),
+    "text_bytes": Name("bytes n", r"(?:utf 8 )?bytes"),
+    "bits_per_byte": Name("n other", r"bits per byte|bpb"),
+    "lr": Name("n", r"lr|learning rate"),
+    "step": Name("n", r"step|iter(?:ation)?"),
+    "peak_lr": Name("n", "(?!)", rf"warm-?up[^.;]{{0,24}}(?:->|to|→) ?({NUMBER})\b"),
+    "warmup_steps": Name(
+        "n", r"warm ?up (?:steps|iters)", rf"warm-?up[^;]{{0,40}} (?:over|in|for) {_N} (?:steps|iter)"
+    ),
+    # models
+    "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
+    "adapter_params": Name("n", r"(?:trainable|lora|adapter) param(?:eter)?s"),
+    "adapter_file": Name("bytes", r"adapter(?: file)?(?: size)?|lora (?:file|size|weights)"),
+    "layers": Name(
+        "n", r"(?:arch |model )?(?:n |num )?(?:hidden )?layers?", rf"{_N} (?:transformer |decoder )?layers\b"
+    ),
+    "hidden": Name("n", r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd)", rf"\bhidden(?: size)? {_N}\b"),
+    "ffn": Name("n", r"(?:arch |model )?(?:d ff|ffn(?: dim| hidden size)?|intermediate size)"),
+    "vocab": Name("n", r"(?:arch |model )?(?:n )?vocab(?: size)?"),
+    "positions": Name("n", r"(?:arch |model )?(?:n positions|max position embeddings|n ctx)"),
+    "experts": Name("n", r"(?:n |num )?(?:routed |local )?experts", rf"{_N} (?:routed )?experts\b"),
+    "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
+    "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
+    "expert_load": Name(
+        "n", "(?!)", rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert"
+    ),
+    "always_active": Name(
+        "n params",
+        r"(?:attention|shared|dense|non expert)[\w +]*always (?:used|active)|(?:shared|dense|non expert)(?: param\w*)?",
+    ),
+    "one_expert": Name("n params", r"one expert\b[\w ,]*|(?:per|each) expert"),
+    "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?"),
+    "checkpoint": Name(
+        "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
+    ),
+    "optimizer_bytes": Name("bytes", r"(?:adamw? )?optimizer(?: states?)?(?: size| memory)?", least=1e7),
+    "layer_bytes": Name("bytes", r"(?:per )?layer"),
+    "layers_bytes": Name("bytes", r"layers"),
+    "weight_bytes": Name("B/param", r"bits (?:/|per) ?weight|bpw"),
+    "compression": Name("ratio", r"(?:compression )?(?:ratio|compression)(?: vs| over| to)? (?:fp16|bf16)"),
+    "eta": Name("time", "(?!)", r"\bETA:? (\d+:\d\d:\d\d)\b"),
+    "step_now": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? (\d+) ?/ ?\d+"),
+    "last_step": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? \d+ ?/ ?(\d+)"),
+    "step_seconds": Name("s_per_item", r"step time|time per step", r"/ ?(?:step|it)"),
+    "kept_values": Name("params n", "(?!)", r"(?i)surviv|kept|non-?zero"),
+    "index_bits": Name("n", "(?!)", rf"{_N}-bit (?:position|index|metadata|indices)"),
+    "metadata": Name("bytes", "(?!)", r"(?i)position|metadata|indices"),
+    # serving
+    "benchmark_time": Name("time", r"^(?:benchmark )?duration(?: s)?"),
+    "tokens_in": Name("n", r"^total (?:input|prompt) tokens"),
+    "tokens_out": Name("n", r"^total (?:generated|output) tokens"),
+    "total_rate": Name("tokens_per_s", r"^total token throughput(?: tok/s)?"),
+    "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?"),
+    "ttft_slo": Name("time", r"slo ttft(?: ms)?|ttft slo(?: ms)?|ttft (?:limit|target)"),
+    "ttft_p99": Name("time", r"ttft(?: ms| s)? p99|p99 ttft(?: ms| s)?"),
+    "ttft_within": Name("percent", r"(?:share|fraction)(?: of requests)? within ttft slo(?: pct)?|ttft slo attainment"),
+    "e2e_slo": Name("time", r"slo e2e(?: s)?|e2e slo(?: s)?"),
+    "e2e_p99": Name("time", r"e2e(?: latency)?(?: ms| s)? p99|p99 e2e(?: latency)?(?: ms| s)?"),
+    "e2e_within": Name("percent", r"(?:share|fraction)(?: of requests)? within e2e slo(?: pct)?|e2e slo attainment"),
+    "blocks": Name("n", r"gpu blocks|(?:num )?(?:gpu|kv) blocks"),
+    "block_tokens": Name("n", r"block size"),
+    "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
+    "longest": Name("n", "(?!)", rf"(?i)concurrency for {_N} tokens"),
+    "concurrency": Name("ratio", r"tokens per request"),
+    "ttft": Name("time", r"ttft"),
+    "tpot": Name("time s_per_token", r"tpot|itl"),
+    "e2e": Name("time", r"e2e(?: latency| time)?|(?:total|request) latency"),
+    "output_tokens": Name("n tokens", r"(?:output|completion|generated) tokens|(?:output|generation) len(?:gth)?"),
+    "draft_length": Name("n", r"k|(?:draft|num speculative) (?:len(?:gth)?|tokens)|gamma"),
+    "acceptance": Name(
+        "n percent", r"accept\w*(?: rate| prob\w*)?", r"accepted with (?:a )?probability (?:of )?(0?\.\d+)"
+    ),
+    "drafted": Name("n", r"(?:draft|spec(?:ulative)?) len(?:gth)?|num (?:speculative|draft) tokens|gamma"),
+    "accepted_length": Name("n tokens token/item", r"(?:mean )?accept(?:ed|ance) len(?:gth)?"),
+    "expected_length": Name(
+        "n ratio tokens token/item", r"(?:expected |mean )?tokens per (?:target )?(?:pass|step|verif\w*)"
+    ),
+    # what a GPU does
+    "registers": Name("n", r"(?<!limit )reg(?:ister)?s?(?: per thread)?", rf"{_N} reg(?:ister)?s\b"),
+    "block_threads": Name(
+        "n", r"(?:thread )?block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024
+    ),
+    "block_smem": Name("bytes", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
+    "resident_blocks": Name(
+        "n", r"(?:ctas|blocks) per sm", rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b"
+    ),
+    "max_warps": Name("n", r"max warps per sm"),
+    "limit_registers": Name("n", r"block limit registers"),
+    "limit_smem": Name("n", r"block limit shared mem"),
+    "limit_warps": Name("n", r"block limit warps"),
+    "active_warps": Name("n", r"theoretical active warps(?: per |/)?sm"),
+    "occupancy": Name("percent", r"theoretical occupancy|theoretical|(?<!achieved )occup(?:ancy)?(?: %)?"),
+    "achieved_occupancy": Name("percent", r"achieved(?: occupancy)?"),
+    "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),
+    "grid": Name("n", r"grid size|(?:launch )?grid"),
+    "waves": Name("n", r"waves per sm"),
+    "gemm_m": Name("n", r"(?<!block )(?<!tile )m"),
+    "gemm_n": Name("n", r"(?<!block )(?<!tile )n"),
+    "tile_m": Name("n", r"(?:block|tile) m"),
+    "tile_n": Name("n", r"(?:block|tile) n"),
+    "cycles": Name("cycles n", r"^(?:elapsed |sm )?cycles"),
+    "sm_clock": Name("cycle/s", r"sm (?:frequency|clock)"),
+    "duration": Name("time", r"(?:gpu |kernel )?duration"),
+    "ipc": Name("n", r"(?:executed )?ipc(?: active| elapsed)?|inst(?:ructions)? per cycle"),
+    "cores": Name("n", r"(?:fp32 |cuda )?cores(?: in total| total)?|total (?:fp32 |cuda )?cores"),
+    "boost_clock": Name("cycle/s", r"(?:boost|max) clock(?: rate)?"),
+    "fp32_peak": Name(
+        "rate", r"(?:theoretical|peak)(?: peak)? (?:fp32|single)(?: precision)?|fp32 (?:theoretical|peak)"
+    ),
+    "data_rate": Name("bandwidth", r"(?:effective )?(?:memory )?data rate|memory speed", r"(?:data rate|per pin)"),
+    "bus_width": Name("n bytes", r"(?:memory )?(?:bus|interface)(?: width)?"),
+    "peak_bandwidth": Name("bandwidth", r"(?:=> ?)?(?:theoretical|peak)(?: memory)?(?: bandwidth)?"),
+    "compute_roof": Name("rate", r"compute (?:roof|peak)|peak (?:compute|flops)"),
+    "memory_roof": Name("bandwidth", r"memory (?:roof|bandwidth|peak)|peak (?:memory )?bandwidth"),
+    "ridge": Name("intensity", r"ridge(?: point)?|machine balance"),
+    "flop": Name("flop n", r"flop|flop count"),
+    "dram_bytes": Name("bytes", r"(?:dram|total|memory) bytes|bytes"),
+    "flop_per_byte": Name("intensity", r"flops? per byte|arithmetic intensity|ai|intensity"),
+    "matrix_rows": Name("n", r"rows"),
+    "matrix_cols": Name("n", r"cols|columns"),
+    "nonzeros": Name("n", r"nnz|non ?zeros"),
+    "density": Name("n percent", r"density"),
+    "l2_read": Name("bytes", r"l2 read traffic(?: from sms)?|l2 reads?"),
+    "l2_hits": Name("percent", r"l2 (?:read )?hit rate"),
+    "dram_read": Name("bytes", r"(?:read from dram|dram reads?)[\w =]*"),
+    "latency": Name("time", "(?!)", r"(?i)latency"),
+    "bandwidth": Name("bandwidth", "(?!)", r"(?i)deliver|bandwidth|memory|dram|hbm"),
+    "in_flight": Name("bytes", r"bytes in flight", r"(?i)in flight"),
+    "max_allocated": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?allocated(?: memory)?"),
+    "max_reserved": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?reserved(?: memory)?"),
+    "allocated": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?allocated(?: memory)?"),
+    "reserved": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?reserved(?: memory)?"),
+    "count": Name("n", r"(?:num(?:ber of)? )?(?:iterations|iters|launches|repeats|runs)"),
+    "each": Name(
+        "time s_per_item",
+        rf"{_MEAN}(?: time)? per (?:iteration|launch|run|iter)|{_MEAN} time|time per (?:iteration|launch)",
+    ),
+    "whole": Name("time", r"(?:loop )?total(?: time)?|total loop time"),
+    "wavefronts": Name("n", r"(?:shared )?(?:load |store )?wavefronts"),
+    "requests": Name("n", r"(?:shared )?(?:load |store )?requests"),
+    "conflicts": Name("n", "(?!)", r"(\d+(?:\.\d+)?)-way bank conflict"),
+    "ns_day": Name("items_per_s", r"ns ?(?:/|per) ?day"),
+    "time_step": Name("n", "(?!)", r"(?:time ?)?step\w*(?: of|:| =|,)? (\d+(?:\.\d+)?) ?fs\b"),
+    "md_step": Name("time s_per_item", r"(?:[mun]?s|time) ?(?:/|per) ?step|step(?: time)?"),
+    "rtf": Name("n ratio", r"rtf|real ?time factor"),
+    "audio": Name("time", r"audio(?: duration| length| s)?"),
+    "processing": Name("time", r"(?:processing|inference|decod\w+|wall)(?: time)?(?: s)?"),
+    # cost
+    "mean_power": Name(
+        "power",
+        rf"{_MEAN} (?:gpu |board )?(?:power|draw)(?: draw)?|power draw average",
+        rf"(?i){_MEAN} (?:\w+ )?(?:power|draw)",
+    ),
+    "power_limit": Name("power", r"(?:enforced )?power limit(?: w)?|power cap"),
+    "gpu_power": Name("n power", rf"(?:power )?{_MEAN} (?:w|power) per gpu"),
+    "gpu_hours": Name("gpu*s", r"gpu hours"),
+    "energy": Name(
+        "energy", r"(?:power |total )?energy(?: of the run| consumed| used)?", r"(?i)energy|drew|consum|used"
+    ),
+    "ran_for": Name(
+        "time",
+        r"(?:workload |run )?(?:duration|stopped after|ran for)|run ?time|elapsed",
+        r"(?i)stopped after|ran for|lasted",
+    ),
+    "pue": Name("n", r"pue", r"PUE (?:of|=|is|was) ?(\d\.\d+)"),
+    "grid_carbon": Name("carbon/energy gCO2/J", r"carbon intensity", r"(?i)per kWh|/ ?kWh"),
+    "carbon": Name("carbon", r"(?:total )?(?:emissions|carbon)", r"(?i)CO2"),
+    # input and output
+    "iops": Name("n params items", r"(?:read |write )?iops"),
+    "block_bytes": Name("bytes n params", r"bs|block size"),
+    "io_bandwidth": Name("bandwidth", r"(?:read |write )?bw"),
+    "sample_rate": Name("items_per_s", r"samples/s|samples per s(?:ec)?|images/s|img/s"),
+    "sample_bytes": Name("bytes B/item", r"bytes per sample|sample bytes", r"(?i)per (?:sample|image)|each"),
+    "read_rate": Name("bandwidth", r"read gb/s|read (?:rate|bandwidth)|(?:gb|mb)/s"),
+    "km": Name("n", r"(?:distance )?km|distance"),
+    "rtt": Name("time", r"(?:min )?rtt|ping|round trip"),
+    "hardware_threads": Name("n", r"threads|cores", rf"{_N} (?:hardware )?threads\b"),
+    "real": Name("time", r"real"),
+    "user": Name("time", r"user"),
+}
