@@ -195,7 +195,8 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
     good, odd, exactly = 0, [], 0
-    for q in row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))):
+    bare = [q for q in row.of("number") if total and re.search(r"\.\d", q.text)]
+    for q in (*row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))), *bare):
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
