@@ -122,7 +122,7 @@ def in_line(line: Line) -> list[Named]:
     parts = _PARTS.split(text)
     if not found or len(parts) > 1:
         spoken = [m for p in parts if (m := _SPOKEN.match(p.strip()))]
-        found = [(m["name"], m["n"], m["rest"]) for m in spoken] if len(spoken) > len(found) else found
+        found = [(m["name"], m["n"], m["rest"]) for m in spoken] if 2 * len(spoken) >= len(parts) and len(spoken) > len(found) else found
     return [named(n.strip(), digits, rest, line.number, unit_of_name(n)) for n, digits, rest in found]
 
 
@@ -208,3 +208,38 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
         last = line.number
     found += [Series(heading, run, index, [f.name for f in run])] if len(run) > 1 else []
     yield from found
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table's figures by row and column; `keys` are the rows' first cells."""
+
+    block: int
+    header: tuple[str, ...]
+    rows: tuple[dict[int, Named], ...]
+    labels: tuple[str, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def numeric(self) -> list[int]:
+        return [c for c in range(len(self.header)) if sum(c in row for row in self.rows) == len(self.rows)]
+
+    def column(self, c: int) -> list[Named]:
+        return [row[c] for row in self.rows if c in row]
+
+
+def sheets(report: Report) -> list[Sheet]:
+    found = []
+    for index, block in enumerate(report.blocks):
+        if (table := block.table) and table.rows:
+            rows = [*table_rows(table)]
+            keys = tuple(clean(cells[0]).strip() for _, cells in table.rows)
+            header = tuple(map(clean, table.header))
+            found.append(Sheet(index, header, tuple({f.column: f for f in r} for r, _ in rows), tuple(x for _, x in rows), keys))
+    return found
+
+
+def digits(f: Named) -> float:
+    """The number as it is printed."""
+    m = re.search(NUMBER, f.text)
+    return printed(m[0].lstrip("+-−")).mid if m else 0.0

@@ -30,7 +30,7 @@ _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
 _ALIASES = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max", "stdev": "std", "stddev": "std"}
 # Of which runs a mean may not be.
 _SOME = re.compile(r"(?i)exclud|warm|drop|discard|trim|without|first|skip|outlier|steady|last \d|top \d|selected|subset")
-_HIDDEN = re.compile(r"(?i)\.\.\.|…|⋮|selected|subset|excerpt|top[- ]\d|first \d+|omit|cut\b|others? not shown")
+_HIDDEN = re.compile(r"(?i)\.\.\.|…|⋮|selected|subset|excerpt|top[- ]\d+ (?:rows|kernels|entries|bins|only)|first \d+|omit|cut\b|others? not shown")
 _EXCLUSIVE = re.compile(r"(?i)exclusive|% of (?:all|the total|total)|share of the (?:summed|total)|of the summed")
 _OVERLAP = re.compile(
     r"(?i)overlap|concurren|(?<!ex)(?<!non-)inclusive|cumulat|nested|children|of which|parallel|streams|not add|several|"
@@ -93,7 +93,7 @@ def _counted(report: Report, s: Series) -> Iterator[Finding]:
     name = [w for w in words(re.split(r"\s{2,}", s.name.strip())[-1])]
     whole = all(f.kind in ("number", "items", "tokens") and "." not in f.text and f.value >= 0 for f in s.figures)
     block, first = report.blocks[s.block], s.figures[0].line
-    lead = " ".join(report.lines[max(0, first - 6) : first - 1])
+    lead = "\n".join(report.lines[max(0, first - 6) : first - 1])
     if not (whole and name and len(s.figures) > 3) or _HIDDEN.search(lead + block.text):
         return
     noun, spread = name[-1], len(name) > 2 and name[1] == "per"
