@@ -6,8 +6,8 @@ figures of one name: a table's column, lines that list them, a line of several n
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 from expertile.audit.blocks import Block, Line, Table
 from expertile.audit.interval import printed
@@ -16,7 +16,9 @@ from expertile.audit.report import Report
 from expertile.audit.units import NO_UNIT, Unit, match_unit, unit_of_name
 
 NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?"
-_CELL = re.compile(rf"[~≈]?(?P<n>{NUMBER})(?P<rest>(?: ?[%x×])?|[ ]?[^\d\s]\S{{0,7}})?(?: ?(?:±|\+/-) ?[\d.]+ ?\S{{0,3}})?")
+_CELL = re.compile(
+    rf"[~≈]?(?P<n>{NUMBER})(?P<rest>(?: ?[%x×])?|[ ]?[^\d\s]\S{{0,7}})?(?: ?(?:±|\+/-) ?[\d.]+ ?\S{{0,3}})?"
+)
 # "mean       3.48 ms", "L2 hits ....... 12,000", "engine_hits_total{model="a"} 12"
 _PAIR = re.compile(
     rf"^\W*(?P<name>[A-Za-z\[(].*?)(?:\s*[:=]\s*|\s*\.{{3,}}\s*|\s{{2,}}|\t|(?<=}})\s)[(\[~≈]?"
@@ -24,7 +26,9 @@ _PAIR = re.compile(
 )
 _PARTS = re.compile(r"(?:[|;]|,(?!\d{3}(?!\d)))\s+|\s{2,}(?=[\w.]+ ?[:=])")
 _INNER = re.compile(rf"(?<![\w.])(?P<name>[A-Za-z][\w./-]*)=(?P<n>{NUMBER})(?P<rest>[^\s,;|)]{{0,8}})")
-_SPOKEN = re.compile(rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,8}})?)$")
+_SPOKEN = re.compile(
+    rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,8}})?)$"
+)
 _LABELS = re.compile(r"\{[^{}]*\}")
 _SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{3})(?=\d{1,2}\b)")
 _COMMENT = re.compile(r"\s*#\s*(?:HELP|TYPE)\b")
@@ -40,7 +44,7 @@ def words(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Named:
-    """`value` in the unit that is stated, SI where one is known; it may be `off` by as much as the print leaves open."""
+    """`value` in SI where a unit is known; it may be `off` by as much as the print leaves open."""
 
     name: str
     value: float
@@ -69,7 +73,10 @@ class Record:
     figures: list[Named]
     block: int
     kind: str  # "row" | "lines" | "line"
-    label: str = ""
+
+    @cached_property
+    def known(self) -> set[str]:
+        return {w for f in self.figures for w in f.words}
 
     def one(self, *names: str) -> Named | None:
         """The figure whose words begin or end with one of `names`, if there is one only."""
@@ -79,13 +86,12 @@ class Record:
 
 @dataclass
 class Series:
-    """`after`: figures of the lines below whose names say what they are of these."""
+    """`labels`: the names of its rows or lines; `table`: its column."""
 
     name: str
     figures: list[Named]
     block: int
     labels: list[str] = field(default_factory=list)
-    after: list[Named] = field(default_factory=list)
     table: int = -1
 
     @property
@@ -122,29 +128,41 @@ def in_line(line: Line) -> list[Named]:
     parts = _PARTS.split(text)
     if not found or len(parts) > 1:
         spoken = [m for p in parts if (m := _SPOKEN.match(p.strip()))]
-        found = [(m["name"], m["n"], m["rest"]) for m in spoken] if 2 * len(spoken) >= len(parts) and len(spoken) > len(found) else found
+        found = (
+            [(m["name"], m["n"], m["rest"]) for m in spoken]
+            if 2 * len(spoken) >= len(parts) and len(spoken) > len(found)
+            else found
+        )
     return [named(n.strip(), digits, rest, line.number, unit_of_name(n)) for n, digits, rest in found]
 
 
-def records(report: Report) -> Iterator[Record]:
+@lru_cache(maxsize=2)
+def records(report: Report) -> tuple[Record, ...]:
     """Every row of every table, and every run of lines with names and figures."""
+    return tuple(_records(report))
+
+
+def _records(report: Report) -> Iterator[Record]:
+    tables = {s.block: s for s in sheets(report)}
     for index, block in enumerate(report.blocks):
-        if block.table:
-            yield from _rows(index, block.table)
+        if index in tables:
+            yield from _rows(tables[index])
         elif block.kind in ("code", "list"):
             yield from _listed(index, block)
 
 
-def _rows(index: int, table: Table) -> Iterator[Record]:
-    for figures, label in table_rows(table):
-        yield Record(figures, index, "row", label)
-    if len(table.header) == 2:
-        pairs = [f for figures, _ in table_rows(table) for f in figures if f.column == 1]
-        yield Record([_renamed(f, f.label) for f in pairs if f.label], index, "lines")
+def _rows(s: "Sheet") -> Iterator[Record]:
+    for row in s.rows:
+        yield Record([*row.values()], s.block, "row")
+    # Where the rows have different names each column is a record too.
+    named = len({*s.keys}) == len(s.keys) < 40 and any(re.search("[a-z]", key) for key in s.keys)
+    for c in range(1, len(s.header)) if named else ():
+        pairs = [(row[c], key) for row, key in zip(s.rows, s.keys, strict=True) if c in row and re.search("[a-z]", key)]
+        yield Record([_renamed(f, key) for f, key in pairs], s.block, "lines")
 
 
 def _renamed(f: Named, name: str) -> Named:
-    return Named(name, f.value, f.off, f.text, f.line, f.kind, f.column, f.label)
+    return replace(f, name=name)
 
 
 def table_rows(table: Table) -> Iterator[tuple[list[Named], str]]:
@@ -155,7 +173,9 @@ def table_rows(table: Table) -> Iterator[tuple[list[Named], str]]:
         cells = [clean(c) for c in raw]
         where = table.lines[r] if table.lines else (number,) * len(cells)
         label = " ".join(c for c in cells if c and not _CELL.fullmatch(c))
-        found = (cell(h, c, n, u, at, label) for at, (h, c, n, u) in enumerate(zip(header, cells, where, units, strict=True)))
+        found = (
+            cell(h, c, n, u, at, label) for at, (h, c, n, u) in enumerate(zip(header, cells, where, units, strict=True))
+        )
         yield [f for f in found if f], label
 
 
@@ -176,15 +196,21 @@ def _listed(index: int, block: Block) -> Iterator[Record]:
         yield Record([*held.values()], index, "lines")
 
 
-def series(report: Report) -> Iterator[Series]:
+@lru_cache(maxsize=2)
+def series(report: Report) -> tuple[Series, ...]:
     """Every column of figures, and lines below each other that have one figure each."""
+    return tuple(_series(report))
+
+
+def _series(report: Report) -> Iterator[Series]:
+    tables = {s.block: s for s in sheets(report)}
     for index, block in enumerate(report.blocks):
-        if block.table:
-            rows = [*table_rows(block.table)]
-            for c, name in enumerate(block.table.header):
-                held = [(f, label) for figures, label in rows for f in figures if f.column == c]
+        if index in tables:
+            s = tables[index]
+            for c, name in enumerate(s.header):
+                held = [(row[c], label) for row, label in zip(s.rows, s.labels, strict=True) if c in row]
                 if len(held) > 1:
-                    yield Series(clean(name), [f for f, _ in held], index, [label for _, label in held], table=c)
+                    yield Series(name, [f for f, _ in held], index, [label for _, label in held], table=c)
         elif block.kind in ("code", "list"):
             yield from _runs(index, block)
 
@@ -193,7 +219,9 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
     run, heading, last = list[Named](), "", 0
     found = list[Series]()
     for line in block.lines:
-        several = re.fullmatch(rf"(?P<name>[A-Za-z][^\d]{{0,40}}?)[:=] *(?P<all>(?:{NUMBER}[ ,;]+){{2,}}{NUMBER})\W*", clean(line.text))
+        several = re.fullmatch(
+            rf"(?P<name>[A-Za-z][^\d]{{0,40}}?)[:=] *(?P<all>(?:{NUMBER}[ ,;]+){{2,}}{NUMBER})\W*", clean(line.text)
+        )
         figures = [] if several else in_line(line)
         if several:
             each = [named(several["name"], m[0], "", line.number, None) for m in re.finditer(NUMBER, several["all"])]
@@ -228,14 +256,18 @@ class Sheet:
         return [row[c] for row in self.rows if c in row]
 
 
+@lru_cache(maxsize=2)
 def sheets(report: Report) -> list[Sheet]:
+    """Every table."""
     found = []
     for index, block in enumerate(report.blocks):
         if (table := block.table) and table.rows:
             rows = [*table_rows(table)]
             keys = tuple(clean(cells[0]).strip() for _, cells in table.rows)
             header = tuple(map(clean, table.header))
-            found.append(Sheet(index, header, tuple({f.column: f for f in r} for r, _ in rows), tuple(x for _, x in rows), keys))
+            found.append(
+                Sheet(index, header, tuple({f.column: f for f in r} for r, _ in rows), tuple(x for _, x in rows), keys)
+            )
     return found
 
 

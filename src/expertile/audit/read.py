@@ -233,9 +233,7 @@ def _csv(lines: list[Line]) -> list[Block]:
     # A remark with as many commas and spaces as a sentence is none.
     spoken = [cells[0].startswith("#") and " " in cells[0][2:].strip() for _, cells in rows]
     head = max(
-        range(min(9, len(rows))),
-        key=lambda r: (not spoken[r], sum(bool(c.strip()) for c in rows[r][1]), -r),
-        default=0,
+        range(min(9, len(rows))), key=lambda r: (not spoken[r], sum(bool(c.strip()) for c in rows[r][1]), -r), default=0
     )
     if len(rows) < head + 2 or len(rows[head][1]) < 2:
         return split_code(lines)

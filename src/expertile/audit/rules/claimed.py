@@ -1,4 +1,4 @@
-"""What sentences say of the report's own tables: means, wins, the fastest, the peak, the crossover, a named baseline."""
+"""What sentences say of the report's own tables: means, wins, the fastest, the peak, a crossover, a named baseline."""
 
 import itertools
 import math
@@ -15,8 +15,10 @@ from expertile.audit.units import RATES
 
 _COUNT = "|".join(words_ := {**DIGITS, "one": "1", "five": "5", "seven": "7", "nine": "9", "ten": "10"})
 _MEAN = re.compile(
-    r"(?i)\b(?:(?P<geo>geo(?:metric(?:al)?)?[ -]?mean)|(?P<median>median)|(?:arithmetic |plain |simple )?(?P<mean>mean|average))"
-    r"(?P<of> (?:of|over|across) [^\d.;:=]*?)(?: is| was|:| =| comes to| are) (?:about )?(?P<n>\d+(?:\.\d+)?)(?! ?%)(?: ?x| ?\w{1,3}\b)?(?=[\s.,;)]|$)"
+    r"(?i)\b(?:(?P<geo>geo(?:metric(?:al)?)?[ -]?mean)|(?P<median>median)|(?:arithmetic |plain |"
+    r"simple )?(?P<mean>mean|average))"
+    r"(?P<of> (?:of|over|across) [^\d.;:=]*?)(?: is| was|:| =| comes to|"
+    r" are) (?:about )?(?P<n>\d+(?:\.\d+)?)(?! ?%)(?: ?x| ?\w{1,3}\b)?(?=[\s.,;)]|$)"
 )
 _WINS = re.compile(
     rf"(?i)\b(?P<n>\d+|{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>\d+|{_COUNT})\b(?! ?%)(?P<what>(?: [a-z]+)?)"
@@ -28,16 +30,26 @@ _FASTEST = re.compile(
     r"(?P<best>fastest|slowest|quickest|best|lowest|highest)(?: \w+)? (?:is|was) (?:the )?(?P<name>[\w .+-]{2,30})"
 )
 _PEAKS = re.compile(
-    r"(?i)\b(?:peaks?|peaked|(?:is|was) (?:highest|greatest)|reaches (?:its|the) (?:maximum|peak)|maximum)\b(?: is| \w+)?"
+    r"(?i)\b(?:peaks?|peaked|(?:is|was) (?:highest|greatest)|reaches (?:its|the) (?:maximum|peak)|"
+    r"maximum)\b(?: is| \w+)?"
     r" (?:at|for|with) (?:a )?(?P<key>[a-z]+)(?: size)?(?: of| ?=)? ?(?P<n>\d[\d,]*)"
 )
 _FROM = re.compile(
-    r"(?i)\b(?:for|from|at|above|once)\b[^.;:?\d]{0,40}(?P<n>\d[\d,]*)(?: [a-z]+){0,2} (?:and|or) (?:more|above|up|larger|longer|greater)\b|"
+    r"(?i)\b(?:for|from|at|above|once)\b[^.;:?\d]{0,40}(?P<n>\d[\d,]*)(?: [a-z]+){0,2} (?:and|or) (?:more|"
+    r"above|up|larger|longer|greater)\b|"
     r"\bfrom (?:\w+ )?(?P<m>\d[\d,]*)(?: [a-z]+)? (?:on|onwards?|upwards?|up)\b"
 )
 _AGAINST = re.compile(r"(?i)\b(?:compared (?:with|to)|relative to|than|against|over) (?P<base>[\w.+-]+(?: [\w.+-]+)?)")
 _GAIN = re.compile(r"(?i)\b(?:faster|quicker|higher|more|slower|lower|less|speed)")
-_PROBLEMS = re.compile(r"(?P<name>[A-Z][\w-]*(?: \d{4})?)(?: has| have| \(?with| =| of)? (?P<n>\d{2,3})\b(?= (?:problems|questions|tasks)|, |\.)")
+_PROBLEMS = re.compile(
+    r"(?P<name>[A-Z][\w-]*(?: \d{4})?)(?: has| have| \(?with| =| of)? (?P<n>\d{2,3})\b(?= (?:problems|"
+    r"questions|tasks)|, |\.)"
+)
+
+_AGAIN = re.compile(
+    r"\s*(?P<name>[A-Za-z][\w -]*?)[ :,]+(?P<key>[A-Za-z]\w*) ?= ?(?P<n>\d+)[ :,]+(?P<value>\d+(?:\.\d+)?)(?: "
+    r"?[a-zµ]+)?\s*"
+)
 
 
 def claimed(report: Report) -> Iterator[Finding]:
@@ -48,6 +60,7 @@ def claimed(report: Report) -> Iterator[Finding]:
         for rule in (_mean, _wins, _fastest, _peak, _crossover, _weighted):
             yield from rule(report, row, near)
     yield from _baselines(report)
+    yield from itertools.chain(*(_twice(report, s) for s in tables))
     if re.search(r"(?i)one sample per|greedy|single sample", report.text):
         yield from _granular(report, tables)
 
@@ -69,7 +82,11 @@ def _line(report: Report, row: Row, quote: str) -> int:
 
 
 def _body(s: Sheet, c: int) -> list[Named]:
-    some = [s.rows[r][c] for r, key in enumerate(s.keys) if c in s.rows[r] and not re.match(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)", key)]
+    some = [
+        s.rows[r][c]
+        for r, key in enumerate(s.keys)
+        if c in s.rows[r] and not re.match(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)", key)
+    ]
     return some if len({f.kind for f in some}) == 1 else []
 
 
@@ -88,15 +105,26 @@ def _mean(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     found = []
     for s in near:
         for c in _values(s):
-            if {w.rstrip("s") for w in re.findall(r"[a-z]{4,}", s.header[c].lower().replace("-", ""))} & said - {"time"}:
+            if {w.rstrip("s") for w in re.findall(r"[a-z]{4,}", s.header[c].lower().replace("-", ""))} & said - {
+                "time"
+            }:
                 found.append((s, c))
     counts = {_number(x) for x in re.findall(rf"(?i)\b(?:the|all) (\d+|{_COUNT})\b", row.text)}
-    if len(found) != 1 or not (held := _body(*found[0])) or (counts and len(held) not in counts) or row.line < held[-1].line:
+    if (
+        len(found) != 1
+        or not (held := _body(*found[0]))
+        or (counts and len(held) not in counts)
+        or row.line < held[-1].line
+    ):
         return
     values, q = [digits(f) for f in held], printed(m["n"])
     if len(values) < 3 or min(values) <= 0 or not min(values) / 2 < q.mid < max(values) * 2:
         return
-    made = {"mean": statistics.fmean(values), "geo": statistics.geometric_mean(values), "median": statistics.median(values)}
+    made = {
+        "mean": statistics.fmean(values),
+        "geo": statistics.geometric_mean(values),
+        "median": statistics.median(values),
+    }
     fits = [k for k, x in made.items() if q.meets(x, 0.003)]
     kind = next(k for k in ("geo", "median", "mean") if m[k])
     if kind in fits or (kind == "mean" and (fits or q.meets(statistics.harmonic_mean(values), 0.003))):
@@ -167,7 +195,9 @@ def _peak(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
         columns = [c for c in range(1, len(s.header)) if c in s.numeric]
         alone = len(columns) == 1 and m["key"].lower() in s.header[0].lower() and len({*keys}) == len(keys)
         held = s.column(columns[0]) if alone else []
-        rate = re.search(r"(?i)throughput|rate|bandwidth|performance|speed", row.text) and held and held[0].kind in RATES
+        rate = (
+            re.search(r"(?i)throughput|rate|bandwidth|performance|speed", row.text) and held and held[0].kind in RATES
+        )
         if m["n"].replace(",", "") in keys and rate:
             q, most = held[keys.index(m["n"].replace(",", ""))], max(held, key=lambda f: f.value)
             if most.value - most.off > q.value + q.off:
@@ -189,7 +219,10 @@ def _crossover(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]
         order = sorted(map(int, keys))
         turns = [i for i in range(1, len(signs)) if signs[i] != signs[i - 1]]
         if len(turns) == 1 and a[0].kind == b[0].kind and order[turns[0]] != int(n):
-            message = f"the better of {s.header[columns[0]]} and {s.header[columns[1]]} changes at {order[turns[0]]}, not at {n}"
+            message = (
+                f"the better of {s.header[columns[0]]} and {s.header[columns[1]]} changes at {order[turns[0]]}, not at "
+                f"{n}"
+            )
             yield _says(QUESTION, "headline", f"{message}: is it of this table?", _line(report, row, n), n, [*a, *b])
 
 
@@ -199,26 +232,41 @@ def _weighted(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     for s in near if q else ():
         assert q is not None
         columns = [c for c in s.numeric if c]
-        share = [c for c in columns if re.search(r"(?i)share", s.header[c]) and abs(sum(f.value for f in s.column(c)) - 1) < 0.015]
+        share = [
+            c
+            for c in columns
+            if re.search(r"(?i)share", s.header[c]) and abs(sum(f.value for f in s.column(c)) - 1) < 0.015
+        ]
         same = [c for c in columns if c not in share and all(f.kind == q.kind for f in s.column(c))]
         if len(share) == 1 and len(same) == 1:
             held, parts = s.column(same[0]), [f.value for f in s.column(share[0])]
             made = sum(f.value * w for f, w in zip(held, parts, strict=True))
             plain = statistics.fmean(f.value for f in held)
             if q.value.meets(plain, 0.005) and not q.value.meets(made, 0.05):
-                message = f"by their shares the mean is {made / plain * q.value.mid:.3g}; {q.text} is the plain mean of the rows"
+                message = (
+                    f"by their shares the mean is {made / plain * q.value.mid:.3g}; {q.text} is the plain mean of the "
+                    f"rows"
+                )
                 yield _says(QUESTION, "total", f"{message}: which is meant?", q.line, q.text, held)
 
 
 def _baselines(report: Report) -> Iterator[Finding]:
     """ "39 % faster than v0.8" that is the gain over another row: it asks."""
-    lists = [s for s in series(report) if 2 < len(s.figures) < 12 and len({*s.labels}) == len(s.labels) and len({f.kind for f in s.figures}) == 1]
+    lists = [
+        s
+        for s in series(report)
+        if 2 < len(s.figures) < 12 and len({*s.labels}) == len(s.labels) and len({f.kind for f in s.figures}) == 1
+    ]
     for row in report.lines_of_text if lists else ():
         m = _AGAINST.search(row.text)
         said = [q for q in row.of("percent", "ratio") if q.exact and _GAIN.search(row.text[q.end : q.end + 24])]
         for s in lists if m and len(said) == 1 else ():
             assert m is not None
-            base = [i for i, x in enumerate(s.labels) if x.lower().strip() in (m["base"].lower().rstrip(".,"), m["base"].split()[0].lower().rstrip(",."))]
+            base = [
+                i
+                for i, x in enumerate(s.labels)
+                if x.lower().strip() in (m["base"].lower().rstrip(".,"), m["base"].split()[0].lower().rstrip(",."))
+            ]
             if len(base) != 1 or min(s.values) <= 0:
                 continue
 
@@ -229,8 +277,17 @@ def _baselines(report: Report) -> Iterator[Finding]:
 
             other = [i for i in range(len(s.values)) if i != base[0] and fits(i)]
             if other and not fits(base[0]):
-                message = f"no row is so of {s.labels[base[0]]}, {s.figures[base[0]].text}; it is of {s.labels[other[0]]}"
-                yield _says(QUESTION, "ratio", f"{message}: which is the baseline?", said[0].line, said[0].text, [s.figures[base[0]]])
+                message = (
+                    f"no row is so of {s.labels[base[0]]}, {s.figures[base[0]].text}; it is of {s.labels[other[0]]}"
+                )
+                yield _says(
+                    QUESTION,
+                    "ratio",
+                    f"{message}: which is the baseline?",
+                    said[0].line,
+                    said[0].text,
+                    [s.figures[base[0]]],
+                )
 
 
 def _granular(report: Report, tables: list[Sheet]) -> Iterator[Finding]:
@@ -241,8 +298,34 @@ def _granular(report: Report, tables: list[Sheet]) -> Iterator[Finding]:
             for c in (c for c in s.numeric if s.header[c].startswith(m["name"])):
                 held = s.column(c)
                 steps = [(f, 100 * f.value if f.kind == "percent" else f.value) for f in held]
-                off = [f for f, x in steps if abs(x * n / 100 - round(x * n / 100)) > (0.051 if "." in f.text else 0.51) * n / 100 + 1e-6]
+                off = [
+                    f
+                    for f, x in steps
+                    if abs(x * n / 100 - round(x * n / 100)) > (0.051 if "." in f.text else 0.51) * n / 100 + 1e-6
+                ]
                 if len(off) == 1 and len(held) > 2 and all(0 <= x <= 100 for _, x in steps) and math.isfinite(n):
                     solved = digits(off[0]) * n / 100
                     message = f"{off[0].text} % of {n} problems are {solved:.2f}"
-                    yield _says(QUESTION, "total", f"{message}: how many were tried?", off[0].line, off[0].text, [off[0]])
+                    yield _says(
+                        QUESTION, "total", f"{message}: how many were tried?", off[0].line, off[0].text, [off[0]]
+                    )
+
+
+def _twice(report: Report, s: Sheet) -> Iterator[Finding]:
+    """Lines that repeat a table's figures ("fa_like S=2048 0.412"), of which one has another: it asks."""
+    columns = {words(h): c for c, h in enumerate(s.header) if c and words(h)}
+    same, other = 0, list[tuple[int, str, Named]]()
+    for block in (b for b in report.blocks if b.kind in ("code", "list") and not b.table):
+        for line in block.lines:
+            m = _AGAIN.fullmatch(line.text)
+            c = columns.get(words(m["name"])) if m else None
+            if not m or c is None or m["key"].lower() != s.header[0].lower() or m["n"] not in s.keys:
+                continue
+            if f := s.rows[s.keys.index(m["n"])].get(c):
+                fits = abs(digits(f) - float(m["value"])) <= 0.005 * digits(f)
+                same += fits
+                other += [] if fits else [(line.number, m["value"], f)]
+    if len(other) == 1 and same > 2:
+        number, text, f = other[0]
+        message = f"line {f.line} has {f.text} of {f.name}, all other figures are the same: which is right?"
+        yield Finding(QUESTION, "retold", number, text, message, (f.line, number))

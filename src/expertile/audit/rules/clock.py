@@ -1,5 +1,6 @@
-"""Times of day in a log against what it says that its steps and itself took; what is left; processor time of a command."""
+"""Times of day in a log, what its steps and itself are said to take, what is left; processor time of a command."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -13,9 +14,12 @@ _ELAPSED = re.compile(
 )
 _STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?)s?[ :=\[]+(?P<n>\d+)(?: ?/ ?(?P<of>\d+))?")
 _EACH = re.compile(
-    r"(?i)(?P<a>\d+(?:\.\d+)?) ?(?P<u>m?s) ?/ ?(?:step|it|iter)\b|\b(?:avg[_ ])?(?:step|iter)(?:_time)?_(?P<v>m?s)[ :=]+(?P<b>\d+(?:\.\d+)?)"
+    r"(?i)(?P<a>\d+(?:\.\d+)?) ?(?P<u>m?s) ?/ ?(?:step|it|iter)\b|\b(?:avg[_ ])?(?:step|"
+    r"iter)(?:_time)?_(?P<v>m?s)[ :=]+(?P<b>\d+(?:\.\d+)?)"
 )
-_ETA = re.compile(r"(?i)\b(?:eta|remaining|left)[ :=]+(?:(?P<d>\d+) ?d\w*,? ?)?(?P<h>\d+):(?P<m>\d\d)(?::(?P<s>\d\d))?\b")
+_ETA = re.compile(
+    r"(?i)\b(?:eta|remaining|left)[ :=]+(?:(?P<d>\d+) ?d\w*,? ?)?(?P<h>\d+):(?P<m>\d\d)(?::(?P<s>\d\d))?\b"
+)
 _CPU = re.compile(r"(?m)^(?P<what>real|user|sys)\s+(?:(?P<h>\d+)h)?(?P<m>\d+)m(?P<s>\d+(?:\.\d+)?)s")
 _CORES = re.compile(r"(?i)\b(\d+)[ -](?:hardware |hw |logical |cpu )?(?:threads|vcpus?|logical cpus|cpus)\b")
 
@@ -36,7 +40,9 @@ def _seconds(m: re.Match[str]) -> float:
 def _stamped(report: Report) -> list[tuple[int, float, str]]:
     """Lines that begin with a time, and the rest of them."""
     found = ((n, _STAMP.search(line[:40]), line) for n, line in enumerate(report.lines, 1))
-    return [(n, _seconds(m), line[m.end() :]) for n, m, line in found if m and not re.search(r"[a-z]{4}", line[: m.start()])]
+    return [
+        (n, _seconds(m), line[m.end() :]) for n, m, line in found if m and not re.search(r"[a-z]{4}", line[: m.start()])
+    ]
 
 
 def _elapsed(report: Report) -> Iterator[Finding]:
@@ -63,14 +69,19 @@ def _steps(report: Report) -> Iterator[Finding]:
         if step and each:
             unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
             held.append((n, at, int(step["n"]), float(each["a"] or each["b"]) * unit, each["a"] or each["b"]))
-    rows = [(b, (b[1] - a[1]) / (b[2] - a[2])) for a, b in zip(held, held[1:], strict=False) if b[2] > a[2] and b[1] - a[1] > 20]
+    rows = [(b, (b[1] - a[1]) / (b[2] - a[2])) for a, b in itertools.pairwise(held) if b[2] > a[2] and b[1] - a[1] > 20]
     good = [b for b, x in rows if abs(b[3] / x - 1) < 0.03]
     odd = [(b, x) for b, x in rows if abs(b[3] / x - 1) > 0.12]
     if len(good) >= max(3, 0.7 * len(rows)) and len(odd) == 1:
         ((n, _, _, value, text), x), lines = odd[0], [h[0] for h in held]
+        last = lines[lines.index(n) - 1]
         # A pause makes the lines lie further apart; nothing lets them be closer.
+        paused = x > 2 * value or re.search(
+            r"(?i)eval|valid|checkpoint|sav|restart|wait", "".join(report.lines[last : n - 1])
+        )
         message = f"the lines above and here lie {x:.4g} s a step apart, not {text}"
-        yield Finding(INCONSISTENT if value > x else QUESTION, "time", n, text, message, (lines[lines.index(n) - 1], n))
+        if value > x or not paused:
+            yield Finding(INCONSISTENT if value > x else QUESTION, "time", n, text, message, (last, n))
 
 
 def _left(report: Report) -> Iterator[Finding]:
@@ -81,7 +92,7 @@ def _left(report: Report) -> Iterator[Finding]:
         if step and step["of"] and each and eta and int(step["of"]) > int(step["n"]):
             unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
             made = (int(step["of"]) - int(step["n"])) * float(each["a"] or each["b"]) * unit
-            said = 86400 * int(eta["d"] or 0) + 3600 * int(eta["h"]) + 60 * int(eta["m"]) + int(eta["s"] or 0)
+            said = 86400.0 * int(eta["d"] or 0) + 3600 * int(eta["h"]) + 60 * int(eta["m"]) + int(eta["s"] or 0)
             said = said if eta["s"] else said / 60
             rows.append((n, said, made, eta[0]))
     good = [r for r in rows if abs(r[1] - r[2]) < 0.04 * r[2] + 2]
@@ -102,7 +113,9 @@ def _processor(report: Report) -> Iterator[Finding]:
     cores = {int(x) for x in _CORES.findall(text)}
     found = {m["what"]: m for m in _CPU.finditer(text)}
     if len(cores) == 1 and {"real", "user"} <= found.keys() and len(_CPU.findall(text)) <= 3:
-        wall, user = (3600 * int(m["h"] or 0) + 60 * int(m["m"]) + float(m["s"]) for m in (found["real"], found["user"]))
+        wall, user = (
+            3600 * int(m["h"] or 0) + 60 * int(m["m"]) + float(m["s"]) for m in (found["real"], found["user"])
+        )
         most = max(cores) * wall
         if user > 1.05 * most and not re.search(r"(?i)\b(?:nodes|sockets|hosts|ssh|srun|mpirun|distcc)\b", text):
             line = text.count("\n", 0, found["user"].start()) + 1

@@ -1,4 +1,4 @@
-"""Formulas that the text states between names of its own columns: "speedup = eager / compiled", "t = t0 + bytes / bw"."""
+"""Formulas that the text states of its own columns: "speedup = eager / compiled", "t = t0 + bytes / bw"."""
 
 import re
 from collections.abc import Iterator
@@ -10,30 +10,44 @@ from expertile.audit.report import Report
 _NAME = r"[A-Za-zµ][\w.]*(?:[ -][A-Za-z]\w*){0,2}"
 _OPERAND = rf"(?:{_NAME}|\d+(?:\.\d+)?)"
 _FORMULA = re.compile(
-    rf"(?P<of>{_NAME}) ?(?:=|\bis\b|:=) ?(?P<by>\(*{_OPERAND}\)*(?:(?: ?[*/×÷+] ?| [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/(])"
+    rf"(?P<of>{_NAME}) ?(?:=|\bis\b|:=) ?(?P<by>\(*{_OPERAND}\)*(?:(?: ?[*/×÷+] ?|"
+    rf" [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/(])"
 )
 _TOKEN = re.compile(rf"{_OPERAND}|[-+*/()×÷−–]")
 _SIGNS = str.maketrans("×÷−–", "*/--")
 _STEPS = (1.0, 100.0, 0.01)
+_MARKS = re.compile(r"[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
 _MODEL = ("model", "predicted", "prediction", "fit", "fitted", "estimate", "estimated")
 
 
 def formulas(report: Report) -> Iterator[Finding]:
     """Every record that has all names of a formula; where most records keep it, the one that does not is accused."""
-    held = [*records(report)] if re.search(rf"{_NAME} ?(?:=|is) ?\(?{_NAME}\)?[^\n]*? ?[*/×÷+−–-]", "\n".join(report.lines)) else []
+    stated = [
+        (number, m)
+        for number, line in enumerate(report.lines, 1)
+        if re.search(r"(?:=|\bis\b).*[*/×÷+−–-]", line)
+        for m in _FORMULA.finditer(_MARKS.sub("", line))
+        if len(re.findall(r"[A-Za-zµ]\w*", m["by"])) > 1
+    ][:24]
+    held = [*records(report)] if stated else []
     constants: dict[tuple[str, ...], set[Named]] = {}
-    for r in held:
-        for f in r.figures if r.kind != "row" else ():
-            constants.setdefault(f.words, set()).add(f)
+    for f in (f for r in held if r.kind != "row" for f in r.figures):
+        constants.setdefault(f.words, set()).add(f)
     lone = {k: next(iter(v)) for k, v in constants.items() if len({f.value for f in v}) == 1}
-    for number, line in enumerate(report.lines, 1) if held else ():
-        for m in _FORMULA.finditer(re.sub(r"[`*_]{0,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}|^[`*]+", "", line)) if "/" in line or "*" in line or "×" in line or " - " in line or "+" in line else ():
-            yield from _kept(m["of"], m["by"], number, held, lone)
+    known = {w for r in held for f in r.figures for w in f.words}
+    for number, m in stated:
+        names = [words(t) or (t.lower(),) for t in re.findall(_NAME, m["by"])]
+        if all({*n[:1]} & known for n in names):
+            yield from _kept(
+                m["of"], m["by"], number, [r for r in held if any({*n[:1]} & r.known for n in names)], lone
+            )
 
 
 def _like(record: Record, name: tuple[str, ...]) -> Named | None:
     """The one figure of a record whose name has these words, or begins with the first of them."""
-    same = [f for f in record.figures if f.words == name] or [f for f in record.figures if name and {*name} <= {*f.words}]
+    same = [f for f in record.figures if f.words == name] or [
+        f for f in record.figures if name and {*name} <= {*f.words}
+    ]
     return same[0] if len(same) == 1 else None
 
 
@@ -65,13 +79,21 @@ def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[st
         off = target.off
         for t, p in parts.items():  # by how much each may move it
             if isinstance(p, Named) and p.off:
-                moved = _value(tokens, {u: (q.value if isinstance(q, Named) else float(q or 0)) + (p.off if u == t else 0) for u, q in parts.items()})
+                moved = _value(
+                    tokens,
+                    {
+                        u: (q.value if isinstance(q, Named) else float(q or 0)) + (p.off if u == t else 0)
+                        for u, q in parts.items()
+                    },
+                )
                 off += abs((moved if moved is not None else value) - value)
         rows.append((target, value, off, used))
     rows = [*{(r[0].line, r[0].text): r for r in rows}.values()]
     best: tuple[int, float] = (0, 1.0)
     for step in _STEPS:
-        good = sum(abs(t.value - v * step) <= (off - t.off) * step + t.off + 0.003 * abs(v * step) for t, v, off, _ in rows)
+        good = sum(
+            abs(t.value - v * step) <= (off - t.off) * step + t.off + 0.003 * abs(v * step) for t, v, off, _ in rows
+        )
         best = max(best, (good, step), key=lambda x: x[0])
     good, step = best
     odd = [
@@ -81,7 +103,9 @@ def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[st
     ]
     if len(odd) == 1 and good >= 2 and good == len(rows) - 1:
         t, v, used = odd[0]
-        scale = t.value and float(re.sub(r"[^\d.]", "", re.sub(r"^[^\d]*", "", t.text).split(" ")[0]).rstrip(".") or 0) / abs(t.value)
+        scale = t.value and float(
+            re.sub(r"[^\d.]", "", re.sub(r"^[^\d]*", "", t.text).split(" ")[0]).rstrip(".") or 0
+        ) / abs(t.value)
         message = f"{of.strip()} = {by.strip()} is {v * (scale or 1.0):.4g} here, not {t.text}"
         lines = (number, *(f.line for f in used))
         yield Finding(INCONSISTENT if good > 2 else QUESTION, "formula", t.line, t.text, message, lines)
@@ -90,7 +114,9 @@ def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[st
         constant = {f for _, _, used in odd for f in used if f in lone.values()}
         if ratios and ratios[0] > 0 and ratios[-1] < 1.02 * ratios[0] and len(constant) == 1 and 0.2 < ratios[0] < 5:
             (f,) = constant
-            message = f"{of.strip()} = {by.strip()} holds in no row; all are off by {ratios[0]:.3g}: is {f.name} {f.text}?"
+            message = (
+                f"{of.strip()} = {by.strip()} holds in no row; all are off by {ratios[0]:.3g}: is {f.name} {f.text}?"
+            )
             yield Finding(QUESTION, "formula", f.line, f.text, message, (number, *(t.line for t, _, _ in odd)))
 
 

@@ -6,13 +6,10 @@ import re
 import statistics
 from collections.abc import Callable, Iterator
 
-from expertile.audit.blocks import Table
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.interval import printed
-from expertile.audit.named import Named, Series, series, table_rows, words
+from expertile.audit.named import Named, Series, Sheet, digits, series, sheets, words
 from expertile.audit.quantity import clean
 from expertile.audit.report import Report
-from expertile.audit.rules.statistics import statistic
 
 _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
     "mean": (statistics.fmean,),
@@ -28,24 +25,45 @@ _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
     "std": (statistics.stdev, statistics.pstdev),
 }
 _ALIASES = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max", "stdev": "std", "stddev": "std"}
+_PLAIN = {"time", "latency", "duration", "runs", "run", "all", "of", "the", "value", "over"}
 # Of which runs a mean may not be.
-_SOME = re.compile(r"(?i)exclud|warm|drop|discard|trim|without|first|skip|outlier|steady|last \d|top \d|selected|subset")
-_HIDDEN = re.compile(r"(?i)\.\.\.|…|⋮|selected|subset|excerpt|top[- ]\d+ (?:rows|kernels|entries|bins|only)|first \d+|omit|cut\b|others? not shown")
+_SOME = re.compile(
+    r"(?i)exclud|warm|drop|discard|trim|without|first|skip|outlier|steady|last \d|top \d|selected|subset"
+)
+_HIDDEN = re.compile(
+    r"(?i)\.\.\.|…|⋮|selected|subset|excerpt|top[- ]\d+ (?:rows|kernels|entries|bins|only)|first \d+|omit|"
+    r"cut\b|others? not shown"
+)
+_DROPPED = re.compile(
+    r"(?i)(?<!none )(?<!no )(?<!without )\b(?:dropped|discarded|outliers?|failed|rejected|excluding|except)\b"
+)
 _EXCLUSIVE = re.compile(r"(?i)exclusive|% of (?:all|the total|total)|share of the (?:summed|total)|of the summed")
 _OVERLAP = re.compile(
-    r"(?i)overlap|concurren|(?<!ex)(?<!non-)inclusive|cumulat|nested|children|of which|parallel|streams|not add|several|"
+    r"(?i)overlap|concurren|(?<!ex)(?<!non-)inclusive|cumulat|nested|children|of which|parallel|streams|"
+    r"not add|several|"
     r"more than one|multiple|independent|each out of"
 )
-_SHARE = re.compile(r"(?i)\bshare\b|^time ?\(%\)$|% of|fraction|breakdown|percent(?:age)? of")
-_CHANGE = re.compile(r"(?i)\bdelta|diff|Δ|δ|chang|\bvs\b|\bgain\b|\bloss\b|saving|reduc|improve|drop")
-_LOWER = re.compile(r"(?i)latenc|time|ttft|itl|tpot|duration|\bms\b|\bs\b|\bus\b|memory|loss|ppl|error|cost|power|energy")
+_SHARE = re.compile(
+    r"(?i)\bshare\b(?! of (?:the )?(?:\w+ )?(?:peak|roof|limit|bound))|^time ?\(%\)$|breakdown|"
+    r"(?:%|\bpct|percent(?:age)?|fraction) of (?:the )?(?:total|all|time|runtime|step|calls|samples|requests|summed)\b"
+)
+_EXPECTED = re.compile(r"(?i)\b(?:expected|estimated|predicted) (?:peak|total|memory|footprint|time)")
+_CHANGE = re.compile(
+    r"(?i)^(?!.*speed).*(?:\bdelta|\bdiff|Δ|δ|\bchang|\bvs\b|\bgain\b|\bsaving|\breduc|improve|\bdrop\b)"
+)
+_LOWER = re.compile(
+    r"(?i)latenc|time|ttft|itl|tpot|duration|\bms\b|\bs\b|\bus\b|memory|loss|ppl|error|cost|power|energy"
+)
 _BETTER = re.compile(r"(?i)improve|better|gain|speed")
-_STAT_COLUMN = re.compile(r"(?i)^\W*(?:(mean|avg\.?|average)|(median)|(max|maximum)|(min|minimum)|(total|sum))\b(?!.*\bof\b)")
+_RANKED = re.compile(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±")
+_STAT_COLUMN = re.compile(
+    r"(?i)^\W*(?:(mean|avg\.?|average)|(median)|(max|maximum)|(min|minimum)|(total|sum))\b(?!.*\bof\b)"
+)
 
 
 def lists(report: Report) -> Iterator[Finding]:
     """Runs listed line by line or in one line, and the statistics below them."""
-    every = [*series(report)]
+    every = series(report)
     for index, block in enumerate(report.blocks):
         held = [s for s in every if s.block == index]
         if not block.table:
@@ -55,10 +73,11 @@ def lists(report: Report) -> Iterator[Finding]:
                     yield from _summed_up(s, [f for later in held[i + 1 :] for f in later.figures])
         for s in held:
             yield from _counted(report, s)
+            yield from _expected(s)
             yield from _shares(report, s)
-    for block in report.blocks:
-        if block.table and len(block.table.rows) > 2 and len(block.table.header) < 24:
-            yield from _columns(block.table)
+    for sheet in sheets(report):
+        if len(sheet.rows) > 2 and len(sheet.header) < 24:
+            yield from _columns(sheet)
 
 
 def _found(verdict: str, rule: str, message: str, f: Named, lines: list[int]) -> Finding:
@@ -67,14 +86,15 @@ def _found(verdict: str, rule: str, message: str, f: Named, lines: list[int]) ->
 
 def _summed_up(s: Series, below: list[Named]) -> Iterator[Finding]:
     values, off = s.values, max(f.off for f in s.figures)
-    digits = s.figures[0]
+    first = s.figures[0]
     fits, odd = 0, list[tuple[Named, float, str]]()
     for f in itertools.takewhile(lambda f: f.line - s.figures[-1].line < 14, below):
         own = [_ALIASES.get(w, w) for w in f.words]
         named = [w for w in own if w in _OF_LIST]
-        if len(named) != 1 or len(own) > 2 or f.kind not in (digits.kind, "number"):
+        beside = {*own} - {*named} - _PLAIN - {*words(f"{s.name} {s.labels[0] if s.labels else ''}")}
+        if len(named) != 1 or beside or f.kind not in (first.kind, "number"):
             continue
-        scale = 1.0 if f.kind == digits.kind or digits.kind == "number" else values[0] / printed(digits.text.split()[0]).mid
+        scale = 1.0 if f.kind == first.kind or first.kind == "number" else values[0] / (digits(first) or 1.0)
         made = [of(values) for of in _OF_LIST[named[0]]]
         slack = 0.0 if named[0] in ("min", "max", "median") else 0.003
         if any(abs(f.value * scale - m) <= f.off * scale + off + slack * abs(m) for m in made):
@@ -82,7 +102,7 @@ def _summed_up(s: Series, below: list[Named]) -> Iterator[Finding]:
         else:
             odd.append((f, made[0] / scale, named[0]))
     for f, m, name in odd if len(odd) == 1 else ():
-        shown = m / f.value * printed(re.sub(r"[^\d.]+", " ", f.text).split()[0]).mid if f.value else m
+        shown = m / f.value * digits(f) if f.value else m
         message = f"the {name} of the {len(values)} figures above is {shown:.4g}, not {f.text}"
         lines = [x.line for x in s.figures]
         yield _found(INCONSISTENT if fits else QUESTION, "total", message, f, lines)
@@ -90,18 +110,20 @@ def _summed_up(s: Series, below: list[Named]) -> Iterator[Finding]:
 
 def _counted(report: Report, s: Series) -> Iterator[Finding]:
     """Counts by bin or class, and how many there are in all."""
-    name = [w for w in words(re.split(r"\s{2,}", s.name.strip())[-1])]
+    name = words(re.split(r"\s{2,}", s.name.strip())[-1])
     whole = all(f.kind in ("number", "items", "tokens") and "." not in f.text and f.value >= 0 for f in s.figures)
     block, first = report.blocks[s.block], s.figures[0].line
     lead = "\n".join(report.lines[max(0, first - 6) : first - 1])
-    if not (whole and name and len(s.figures) > 3) or _HIDDEN.search(lead + block.text):
+    if not (whole and name and len(s.figures) > 3) or _HIDDEN.search(lead + block.text) or _DROPPED.search(lead):
         return
     noun, spread = name[-1], len(name) > 2 and name[1] == "per"
     noun = name[0] if spread else noun
-    if not noun.endswith("s") or not (spread or re.search(r"(?i)\bhist|bin|bucket|distribut|by \w+", f"{lead} {s.name} {block.text[:200]}")):
+    if not (noun.endswith("s") and len(noun) > 3) or not (
+        spread or re.search(r"(?i)\bhist|bin|bucket|distribut|by \w+", f"{lead} {s.name} {block.text[:200]}")
+    ):
         return
-    said = [m for m in re.finditer(rf"(?<![\d.,])(\d[\d,]*) {noun}\b|\b{noun}\b[^\d:\n]{{0,24}}: *(\d[\d,]*)", lead.lower())]
-    stated = {float((m[1] or m[2]).replace(",", "")) for m in said}
+    said = rf"(?<![\d.,])(\d[\d,]*) {noun}\b|\b{noun}\b[^\d:\n]{{0,24}}: *(\d[\d,]*)"
+    stated = {float((m[1] or m[2]).replace(",", "")) for m in re.finditer(said, lead.lower())}
     if len(stated) != 1:
         return
     (n,), total = stated, sum(s.values)
@@ -109,6 +131,17 @@ def _counted(report: Report, s: Series) -> Iterator[Finding]:
     if not any(n * k == total for k in (1.0, *times)) and 0.5 < total / n < max((1.0, *times)) * 2:
         message = f"the {len(s.figures)} counts make {total:,.0f}; {n * max((1.0, *times)):,.0f} {noun} are stated"
         yield _found(QUESTION, "total", message, s.figures[0], [f.line for f in s.figures])
+
+
+def _expected(s: Series) -> Iterator[Finding]:
+    """ "Expected peak" below the parts that it is made of: it asks."""
+    *parts, q = s.figures
+    made, off = sum(f.value for f in parts), sum(f.off for f in s.figures)
+    said = len(parts) > 2 and _EXPECTED.search(q.name) and q.kind in ("bytes", "time")
+    far = abs(q.value - made) > off + 0.02 * made and 0.5 < q.value / (made or 1.0) < 2
+    if said and far and q.value > max(f.value for f in parts):
+        made_of = f"the {len(parts)} figures above make {made / q.value * digits(q):.4g}"
+        yield _found(QUESTION, "total", f"{made_of}, not {q.text}: what does it count?", q, [f.line for f in s.figures])
 
 
 def _shares(report: Report, s: Series) -> Iterator[Finding]:
@@ -124,7 +157,11 @@ def _shares(report: Report, s: Series) -> Iterator[Finding]:
     around = "\n".join((*report.lines[max(0, first - 10) : first - 1], *report.lines[last : last + 8]))
     other = _OVERLAP.search(around + s.name) or any(re.search(r"(?i)of which|overlap|incl", x) for x in s.labels)
     indented = {len(line) - len(line.lstrip()) for line in (report.lines[f.line - 1] for f in s.figures)}
-    if other or (s.table < 0 and len(indented) > 1) or any(re.match(r"(?i)\W*(?:total|all\b(?! others?)|sum)", x) for x in s.labels):
+    if (
+        other
+        or (s.table < 0 and len(indented) > 1)
+        or any(re.match(r"(?i)\W*(?:total|all\b(?! others?)|sum)", x) for x in s.labels)
+    ):
         return
     total, open_ = sum(values), sum(f.off for f in s.figures) * (100 if percent else 1)
     if total > 100 + open_ + 0.5 and total < 200:
@@ -133,15 +170,13 @@ def _shares(report: Report, s: Series) -> Iterator[Finding]:
         yield _found(INCONSISTENT if sure else QUESTION, "total", message, s.figures[0], [f.line for f in s.figures])
 
 
-def _columns(table: Table) -> Iterator[Finding]:
+def _columns(sheet: Sheet) -> Iterator[Finding]:
     """Columns that are the difference or the change of two others, or the mean or the sum of those before."""
-    rows = [{f.column: f for f in figures} for figures, _ in table_rows(table)]
-    labels = [label for _, label in table_rows(table)]
-    header = [clean(h) for h in table.header]
-    numeric = [c for c in range(len(header)) if sum(c in row for row in rows) >= max(3, 0.6 * len(rows))]
+    rows, labels, header = [*sheet.rows], [*sheet.labels], [*sheet.header]
+    numeric = [c for c in range(len(header)) if sum(c in row for row in rows) >= 3]
     for c in numeric:
         column = [(r, row[c]) for r, row in enumerate(rows) if c in row]
-        signed = all(f.text[0] in "+-−" or f.value == 0 for _, f in column)
+        signed = all(f.text[0] in "+-−" or f.value == 0 for _, f in column) and any(f.text[0] == "+" for _, f in column)
         if _CHANGE.search(header[c]) or signed:
             yield from _difference(rows, labels, header, numeric, c)
         elif m := _STAT_COLUMN.match(header[c].replace("_", " ")):
@@ -155,7 +190,9 @@ def _odd(fits: dict[int, bool]) -> list[int]:
     return odd if len(odd) == 1 and len(fits) - 1 >= 2 else []
 
 
-def _difference(rows: list[dict[int, Named]], labels: list[str], header: list[str], numeric: list[int], c: int) -> Iterator[Finding]:
+def _difference(
+    rows: list[dict[int, Named]], labels: list[str], header: list[str], numeric: list[int], c: int
+) -> Iterator[Finding]:
     best: tuple[int, dict[int, bool], dict[int, float], tuple[int, int], str] | None = None
     for a, b in itertools.permutations([x for x in numeric if x != c], 2):
         for form in ("difference", "change"):
@@ -173,9 +210,11 @@ def _difference(rows: list[dict[int, Named]], labels: list[str], header: list[st
                 scale = 1.0 if form == "difference" else scale / abs(x.value)
                 if form == "difference" and t.kind == "percent" and x.kind == "number":
                     value, scale = value / 100, 0.01
-                off = t.off + scale * (x.off + y.off) * (1.0 if form == "difference" else max(1.0, abs(y.value / x.value)))
+                off = t.off + scale * (x.off + y.off) * (
+                    1.0 if form == "difference" else max(1.0, abs(y.value / x.value))
+                )
                 made[r], fits[r] = value, abs(t.value - value) <= off * 1.01
-            good = sum(fits.values())
+            good = len({made[r] for r, fit in fits.items() if fit and made[r]})
             if good > (best[0] if best else 1):
                 best = good, fits, made, (a, b), form
     if best is None:
@@ -188,15 +227,20 @@ def _difference(rows: list[dict[int, Named]], labels: list[str], header: list[st
         lower = _LOWER.search(labels[r]) and like and not _BETTER.search(header[c])
         if rows[r][a].value == rows[r][b].value or (not turned and abs(t.value - made[r]) < 0.02 * abs(made[r])):
             continue
-        message = f"{header[b]} {rows[r][b].text} is {made[r] * scale:+.3g} from {header[a]} {rows[r][a].text}, not {t.text}"
+        message = (
+            f"{header[b]} {rows[r][b].text} is {made[r] * scale:+.3g} from {header[a]} {rows[r][a].text}, not {t.text}"
+        )
         sure = good > 2 and (lower if turned else True)
         yield _found(INCONSISTENT if sure else QUESTION, "ratio", message, t, [rows[r][a].line, rows[r][b].line])
 
 
-def _statistic(rows: list[dict[int, Named]], header: list[str], numeric: list[int], c: int, which: str) -> Iterator[Finding]:
+def _statistic(
+    rows: list[dict[int, Named]], header: list[str], numeric: list[int], c: int, which: str
+) -> Iterator[Finding]:
     """Of the columns that stand right before it, or right behind."""
-    before = [*itertools.takewhile(lambda x: x in numeric, range(c - 1, -1, -1))]
-    behind = [*itertools.takewhile(lambda x: x in numeric, range(c + 1, len(header)))]
+    plain = [x for x in numeric if x == c or not _RANKED.search(header[x].replace("_", " "))]
+    before = [*itertools.takewhile(lambda x: x in plain, range(c - 1, -1, -1))]
+    behind = [*itertools.takewhile(lambda x: x in plain, range(c + 1, len(header)))]
     for side in (before, behind):
         for k in range(len(side), 1, -1):
             some, fits, made = side[:k], dict[int, bool](), dict[int, float]()
@@ -212,7 +256,7 @@ def _statistic(rows: list[dict[int, Named]], header: list[str], numeric: list[in
                 t = rows[r][c]
                 if math.isclose(t.value, made[r], rel_tol=0.003):
                     continue
-                shown = made[r] / t.value * printed(re.sub(r"[^\d.]", "", t.text)).mid if t.value else made[r]
+                shown = made[r] / t.value * digits(t) if t.value else made[r]
                 message = f"the {which} of the {k} columns beside is {shown:.4g}, not {t.text}"
                 yield _found(INCONSISTENT if len(fits) > 3 else QUESTION, "total", message, t, [t.line])
             return

@@ -12,12 +12,24 @@ from collections.abc import Iterator
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.named import Named, Record, records
 from expertile.audit.report import Report
-from expertile.audit.units import RATES, match_unit
+from expertile.audit.units import RATES, TYPED, match_unit
 
 _RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "max": 100.0, "maximum": 100.0}
 _MEANS, _STDS = ("mean", "avg", "average"), ("std", "stdev", "stddev", "sd", "sigma")
-_PERCENTILE = re.compile(r"p(\d{2,3})|(\d{2})(?:th)?")
-_RATE_WORDS = {"throughput", "bandwidth", "tps", "qps", "rps", "speed", "tflops", "gflops", "flops", "rate", "util", "fps"}
+_RATE_WORDS = {
+    "throughput",
+    "bandwidth",
+    "tps",
+    "qps",
+    "rps",
+    "speed",
+    "tflops",
+    "gflops",
+    "flops",
+    "rate",
+    "util",
+    "fps",
+}
 _ERRORS = {"error", "err", "errors", "diff", "abs", "absolute"}
 _DEVIATIONS = ({"mae", "mean_abs"}, {"rmse"}, {"max_abs", "maxabs", "linf", "max"})
 # What counts a part of what: no such figure exceeds the other. Of memory, of accuracy, of requests, of occupancy.
@@ -27,6 +39,11 @@ _NESTED = (
     ("goodput", "completed"),
     ("goodput", "throughput"),
     ("achieved", "theoretical"),
+)
+# What should be below another, and is of the same run or not.
+_BELOW = (
+    ({"measured", "achieved", "actual", "observed"}, {"roof", "roofline", "ceiling", "bound", "attainable"}),
+    ({"weights", "weight"}, {"peak", "total"}),
 )
 _AT = re.compile(r"(?:pass|recall|acc|hit|hits|r|p)@(\d+)$")
 # A share's names, those of the part and of the whole; or of the two parts of the whole.
@@ -46,7 +63,7 @@ def related(report: Report) -> Iterator[Finding]:
     for _, some in itertools.groupby(records(report), lambda r: (r.block, r.kind)):
         held = [*some]
         text = report.blocks[held[0].block].text
-        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated):
+        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated, _seen):
             found = [[*rule(record)] for record in held]
             broken = [f for each in found for f in each]
             if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
@@ -60,7 +77,7 @@ def _says(verdict: str, rule: str, message: str, f: Named, *beside: Named) -> Fi
 
 
 def _rank(word: str) -> float | None:
-    m = re.fullmatch(r"p(\d{1,2})(\d?)(?:th)?", word)
+    m = re.fullmatch(r"p([1257]0|[27]5|[68]0|9\d)(\d?)(?:th)?", word)  # P4, P40 and P100 are GPUs, p2 and p5 machines
     return _RANKS.get(word, float(f"{m[1]}.{m[2] or 0}") if m else None)
 
 
@@ -68,7 +85,9 @@ def statistic(words: tuple[str, ...]) -> tuple[float | str, tuple[str, ...]] | N
     """The rank, "mean" or "std" that a name has, and the words beside."""
     found = [(i, "mean" if w in _MEANS else "std" if w in _STDS else _rank(w)) for i, w in enumerate(words)]
     found = [(i, s) for i, s in found if s is not None]
-    if len(found) != 1 or {"limit", "allowed", "len", "length", "tokens", "batch", "duration", "clock", "count"} & {*words}:
+    if len(found) != 1 or {"limit", "allowed", "len", "length", "tokens", "batch", "duration", "clock", "count"} & {
+        *words
+    }:
         return None
     at, of = found[0]
     return of, words[:at] + words[at + 1 :]  # type: ignore[return-value]
@@ -82,7 +101,8 @@ def _ordered(record: Record) -> Iterator[Finding]:
     for (name, kind), held in groups.items():
         rate = kind in RATES or {*name} & _RATE_WORDS
         ranked = sorted(
-            ((r, f) for r, f in held.items() if isinstance(r, float) and (not rate or r in (0, 100))), key=lambda x: x[0]
+            ((r, f) for r, f in held.items() if isinstance(r, float) and (not rate or r in (0, 100))),
+            key=lambda x: x[0],
         )
         mean, std = held.get("mean"), held.get("std")
         pairs = [(a, b) for (_, a), (_, b) in itertools.combinations(ranked, 2)]
@@ -127,8 +147,17 @@ def _nested(record: Record) -> Iterator[Finding]:
                 if part == "goodput" and (x ^ y) - {part, whole, "request", "req", "requests"}:
                     continue
                 yield _says(INCONSISTENT, "order", f"{a.name}, {a.text}, is a part of {b.name}, {b.text}", a, b)
+        for small, large in _BELOW:
+            same = x - small == y - large or (small & {"weights"} and a.kind == "bytes")
+            if x & small and y & large and not bad and same and a.kind in TYPED and a.value > 1.02 * b.value:
+                message = f"{a.name}, {a.text}, is more than {b.name}, {b.text}: are both of the same run?"
+                yield _says(QUESTION, "order", message, a, b)
         at = [m for f in (a, b) for m in map(_AT.fullmatch, f.name.lower().split()) if m]
-        if len(at) == 2 and int(at[0][1]) < int(at[1][1]) and re.sub(r"@\d+", "", a.name) == re.sub(r"@\d+", "", b.name):
+        if (
+            len(at) == 2
+            and int(at[0][1]) < int(at[1][1])
+            and re.sub(r"@\d+", "", a.name) == re.sub(r"@\d+", "", b.name)
+        ):
             yield _says(INCONSISTENT, "order", f"{a.name}, {a.text}, is more than {b.name}, {b.text}", a, b)
 
 
@@ -145,8 +174,16 @@ def _shares(record: Record) -> Iterator[Finding]:
             parts = [x for x in parts if not {*x.words} & whole]
             if len(parts) != 1 or len(wholes) + len(rests) == 0 or len(wholes) > 1 or len(rests) > 1:
                 continue
-            made = [parts[0].value / n for n in (*(x.value for x in wholes), *(parts[0].value + x.value for x in rests)) if n]
-            if made and all(m <= 1 for m in made) and not any(abs(f.value * scale - m) <= f.off * scale + 0.006 for m in made):
+            made = [
+                parts[0].value / n
+                for n in (*(x.value for x in wholes), *(parts[0].value + x.value for x in rests))
+                if n
+            ]
+            if (
+                made
+                and all(m <= 1 for m in made)
+                and not any(abs(f.value * scale - m) <= f.off * scale + 0.006 for m in made)
+            ):
                 beside_of = (*wholes, *rests)[:1]
                 message = f"{parts[0].text} of {beside_of[0].text} make {100 * made[0]:.3g} %, not {f.text}"
                 yield _says(INCONSISTENT, "ratio", message, f, parts[0], *beside_of)
@@ -179,9 +216,18 @@ def _per(record: Record) -> Iterator[Finding]:
 
 def _repeated(record: Record) -> Iterator[Finding]:
     """So many iterations of a mean time each are the loop's total."""
-    counts = [f for f in record.figures if f.words and f.words[-1] in _COUNTS and f.kind in ("number", "items") and f.value > 1]
+    counts = [
+        f
+        for f in record.figures
+        if f.words and f.words[-1] in _COUNTS and f.kind in ("number", "items") and f.value > 1
+    ]
     times = [f for f in record.figures if f.kind == "time" and f.value > 0]
-    means = [f for f in times if {*f.words} & {*_MEANS} and (len(f.words) == 1 or {*map(_stem, f.words)} & {"iteration", "iter", "call", "launch", "run"})]
+    means = [
+        f
+        for f in times
+        if {*f.words} & {*_MEANS}
+        and (len(f.words) == 1 or {*map(_stem, f.words)} & {"iteration", "iter", "call", "launch", "run"})
+    ]
     totals = [f for f in times if "total" in f.words and not {*f.words} & {"wall", "with", "incl", "including"}]
     if len(counts) == len(means) == len(totals) == 1 and not {"warmup", "warm"} & {*counts[0].words}:
         (n,), (mean,), (total,) = counts, means, totals
@@ -190,6 +236,22 @@ def _repeated(record: Record) -> Iterator[Finding]:
             message = f"{n.text} × {mean.text} is {made:.4g} s, not {total.text}"
             loop = "loop" in total.words
             yield _says(INCONSISTENT if loop else QUESTION, "product", message, total, n, mean)
+
+
+def _seen(record: Record) -> Iterator[Finding]:
+    """Tokens seen after so many steps of so many tokens each: it asks."""
+    steps = [
+        f
+        for f in record.figures
+        if f.words[-1:] in (("step",), ("steps",)) and f.whole and not {*f.words} & {"warmup", "max", "total"}
+    ]
+    each = [f for f in record.figures if {*f.words} >= {"batch", "tokens"} or {*f.words} >= {"tokens", "per", "step"}]
+    seen = [f for f in record.figures if {*f.words} & {"seen", "consumed"} and "tokens" in f.words and f.whole]
+    if len(steps) == len(each) == len(seen) == 1 and each[0].value > 1:
+        made = steps[0].value * each[0].value
+        if not 0.99 < seen[0].value / made < 1.01 and 0.2 < seen[0].value / made < 5:
+            message = f"{steps[0].text} × {each[0].text} is {made:,.0f}, not {seen[0].text}: were all steps alike?"
+            yield _says(QUESTION, "product", message, seen[0], steps[0], each[0])
 
 
 def _interval(record: Record, text: str) -> Iterator[Finding]:

@@ -170,7 +170,7 @@ def _compared(row: Row) -> list[Quantity]:
 def change_of(row: Row, q: Quantity, sure: bool, last: int) -> str:
     """Which change a ratio or percentage says that it is; `last` characters before it are its own."""
     head, tail = row.text[: q.start], row.text[q.end :]
-    if q.kind == "percent" and re.match(r"\W*(?:slower|longer|more|higher)\b", tail):
+    if q.kind == "percent" and re.match(r"\W*(?:slower|longer|more|higher|faster|quicker|speed-?\s?up)\b", tail):
         return "gain"
     by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-last:] + tail[:12])
     close = not sure or _LESS.search(head[-16:] + tail[:12])
