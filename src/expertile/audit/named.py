@@ -29,6 +29,10 @@ _INNER = re.compile(rf"(?<![\w.])(?P<name>[A-Za-z][\w./-]*)=(?P<n>{NUMBER})(?P<r
 _SPOKEN = re.compile(
     rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,8}})?)$"
 )
+# "  99.900%   14.63ms"
+_PERCENTILE = re.compile(
+    rf"\s*(?P<p>\d\d(?:\.[1-9]+)?)0*\.?0*(?:%|th)[ :=]+(?P<n>{NUMBER})(?P<rest> ?[^\d\s]\S{{0,4}})"
+)
 _LABELS = re.compile(r"\{[^{}]*\}")
 _SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{3})(?=\d{1,2}\b)")
 _COMMENT = re.compile(r"\s*#\s*(?:HELP|TYPE)\b")
@@ -122,6 +126,8 @@ def in_line(line: Line) -> list[Named]:
     text = re.sub(r"[\[(] *(\S+?), +(\S+?)([\])]) ", r"[\1,\2\3 ", clean(line.text).rstrip())
     if _COMMENT.match(text) or not any(c.isdigit() for c in text):
         return []
+    if m := _PERCENTILE.fullmatch(text):
+        return [named(f"p{m['p']}", m["n"], m["rest"], line.number, None)]
     found = [(m["name"], m["n"], m["rest"]) for m in _INNER.finditer(text)]
     if not found and (m := _PAIR.match(text)):
         found = [(m["name"].rstrip(" ."), m["n"], m["rest"])]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.named import Named, Series, Sheet, digits, series, sheets, words
+from expertile.audit.named import Named, Series, Sheet, digits, in_line, series, sheets, words
 from expertile.audit.quantity import clean
 from expertile.audit.report import Report
 
@@ -55,7 +55,9 @@ _LOWER = re.compile(
     r"(?i)latenc|time|ttft|itl|tpot|duration|\bms\b|\bs\b|\bus\b|memory|loss|ppl|error|cost|power|energy"
 )
 _BETTER = re.compile(r"(?i)improve|better|gain|speed")
-_RANKED = re.compile(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±")
+_RANKED = re.compile(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±|\d\d ?%")
+_PHASES = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
+_WHOLE = {"layer", "step", "iteration", "pass", "run", "pipeline", "forward", "e2e", "whole", "full", "time", "latency"}
 _STAT_COLUMN = re.compile(
     r"(?i)^\W*(?:(mean|avg\.?|average)|(median)|(max|maximum)|(min|minimum)|(total|sum))\b(?!.*\bof\b)"
 )
@@ -67,10 +69,15 @@ def lists(report: Report) -> Iterator[Finding]:
     for index, block in enumerate(report.blocks):
         held = [s for s in every if s.block == index]
         if not block.table:
-            for i, s in enumerate(held):
+            for s in held:
+                last = s.figures[-1].line
+                near = (line for line in block.lines if last < line.number < last + 30)
+                below = [f for line in near if len(found := in_line(line)) == 1 for f in found]
                 alike = len({re.sub(r"\d+", "0", x) for x in s.labels}) <= 1
                 if alike and len(s.figures) > 2 and not _SOME.search(block.text):
-                    yield from _summed_up(s, [f for later in held[i + 1 :] for f in later.figures])
+                    yield from _summed_up(s, below)
+                if _PHASES.search(s.name):
+                    yield from _phases(s, below)
         for s in held:
             yield from _counted(report, s)
             yield from _expected(s)
@@ -131,6 +138,19 @@ def _counted(report: Report, s: Series) -> Iterator[Finding]:
     if not any(n * k == total for k in (1.0, *times)) and 0.5 < total / n < max((1.0, *times)) * 2:
         message = f"the {len(s.figures)} counts make {total:,.0f}; {n * max((1.0, *times)):,.0f} {noun} are stated"
         yield _found(QUESTION, "total", message, s.figures[0], [f.line for f in s.figures])
+
+
+def _phases(s: Series, below: list[Named]) -> Iterator[Finding]:
+    """Times below the word breakdown, and the one of the whole that stands behind them in their block: it asks."""
+    whole = [f for f in below if f.kind == "time" and {*f.words} <= _WHOLE and f.line - s.figures[-1].line < 30]
+    if len(s.figures) > 2 and len(whole) == 1 and s.figures[0].kind == "time":
+        q, values = whole[0], s.values
+        made = [sum(values), *(sum(values) - v for v in values)]  # one may be left out
+        if not any(abs(q.value - m) <= q.off + sum(f.off for f in s.figures) + 0.03 * m for m in made):
+            text = f"the sum of {len(values)} is {made[0] / (q.value or 1.0) * digits(q):.4g}"
+            yield _found(
+                QUESTION, "total", f"{text}, not {q.text}: which of them does it count?", q, [f.line for f in s.figures]
+            )
 
 
 def _expected(s: Series) -> Iterator[Finding]:

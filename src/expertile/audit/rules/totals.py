@@ -37,10 +37,12 @@ _NO_PART = re.compile(
     r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
     r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
 )
-_RANK = re.compile(
+_RANK = (
     r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
     r"(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
+_RANKED = re.compile(rf"{_RANK}|\b(mean|avg|average)\b")
+_RANK_NEAR = re.compile(_RANK)
 # An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
 _AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 _WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
@@ -131,7 +133,7 @@ def _listed(row: Row) -> Iterator[Finding]:
         some = [c for k in range(2, len(parts)) for c in itertools.combinations(parts, k)] if loose else []
         if any(q.value.meets(sum(x.value.mid for x in c) * times, 0.02) for c in some for times in (1, 2)):
             continue  # of some of them, each way
-        ranked = any(_RANK.search(x.label.lower()[-12:]) for x in parts)
+        ranked = any(_RANK_NEAR.search(x.label.lower()[-12:]) for x in parts)
         if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
@@ -187,25 +189,36 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
 
 
 def orders(report: Report) -> Iterator[Finding]:
-    """ "p50 / p99 were 320 and 260 ms", "[1.4 ms 1.3 ms 1.2 ms]": sentences whose figures are in the wrong order."""
+    """Sentences whose figures are in the wrong order: "median 4.1 ms, max 4.0 ms", "[1.4 ms 1.3 ms 1.2 ms]",
+    "p50 / p99 were 320 and 260 ms"; of two alone it asks."""
     for row in report.lines_of_text:
-        ranks, times = [*_RANK.finditer(row.text.lower())], [q for q in row.of("time") if q.exact]
-        of = [50.0 if m[4] else 0.0 if m[1] else 100.0 if m[5] else float(m[2] or m[3]) for m in ranks]
-        apart = len(of) == len(times) > 1 and (ranks[-1].start() < times[0].start or _beside(ranks, times))
-        pairs = itertools.combinations(zip(of, times, strict=True), 2) if apart else ()
-        wrong = [(a, b) for x, y in pairs for (r, a), (t, b) in ((x, y), (y, x)) if r < t and a.value.lo > b.value.hi]
+        text, wrong, sure = row.text.lower(), list[tuple[Quantity, Quantity]](), True
         for m in _AROUND.finditer(row.text):
             held = [q for q in row.of(*TYPED) if m.start() < q.start < m.end()]
             if len(held) == 3 and {q.kind for q in held} == {held[0].kind}:
                 wrong += [(a, b) for a, b in itertools.pairwise(held) if a.value.lo > b.value.hi]
+        ranks = [(m.end(), _rank(m)) for m in _RANKED.finditer(text)]
+        times = [q for q in row.of("time", "s_per_item") if q.value.mid]
+        beside = [(r, q) for end, r in ranks for q in times if 0 <= q.start - end < 12]
+        if len(times) == len(ranks) > 1 and ranks[-1][0] < times[0].start:
+            beside = [(r, q) for (_, r), q in zip(ranks, times, strict=True)]
+        if len(beside) == len({r for r, _ in beside}) == len(times) and len({q.kind for q in times}) == 1 and not wrong:
+            pairs = itertools.permutations(beside, 2)
+            wrong = [(a, b) for (r, a), (s, b) in pairs if _below(r, s) and a.value.lo > 1.005 * b.value.hi]
+            sure = len(beside) > 2 and not re.search(r"limit|cap\b|timeout|target|slo\b", text)
         for a, b in wrong[:1]:
-            verdict = INCONSISTENT if row.text[a.start - 1] == "[" or not apart else QUESTION
-            yield finding(verdict, "order", f"{a.text} and {b.text} are in the wrong order", b, a)
+            message = f"{a.text} and {b.text} are in the wrong order"
+            yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)
 
 
-def _beside(ranks: list[re.Match[str]], times: list[Quantity]) -> bool:
-    """Whether each rank stands right before its time: "p50 of 12 ms, p99 of 9 ms"."""
-    return all(0 <= q.start - m.end() < 12 for m, q in zip(ranks, times, strict=True))
+def _rank(m: re.Match[str]) -> float:
+    least, p, th, median, most, _ = m.groups()
+    return 0.0 if least else 100.0 if most else 50.0 if median else float(p or th) if p or th else -1.0
+
+
+def _below(r: float, s: float) -> bool:
+    """Whether a figure of the rank `r`, -1 for a mean, is never above one of `s`."""
+    return (0 <= r < s) or (r == -1 and s == 100) or (r == 0 and s == -1)
 
 
 def shared(report: Report) -> Iterator[Finding]:
