@@ -34,7 +34,7 @@ _PERCENTILE = re.compile(
     rf"\s*(?P<p>\d\d(?:\.[1-9]+)?)0*\.?0*(?:%|th)[ :=]+(?P<n>{NUMBER})(?P<rest> ?[^\d\s]\S{{0,4}})"
 )
 _LABELS = re.compile(r"\{[^{}]*\}")
-_SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{3})(?=\d{1,2}\b)")
+_SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{4})(?=\d{1,2}\b)")
 _COMMENT = re.compile(r"\s*#\s*(?:HELP|TYPE)\b")
 _UNITS = {"us", "µs", "ms", "ns", "s", "sec", "seconds", "pct", "percent", "%", "gb", "gib", "mib", "mb", "kib", "kb"}
 
@@ -187,19 +187,18 @@ def table_rows(table: Table) -> Iterator[tuple[list[Named], str]]:
 
 def _listed(index: int, block: Block) -> Iterator[Record]:
     """Lines of names and figures; one name again begins another record."""
-    held: dict[tuple[str, str], Named] = {}
+    held: dict[str, dict[tuple[str, ...], Named]] = {}  # of each set of labels
     for line in block.lines:
         found = in_line(line)
         if len(found) > 1:
             yield Record(found, index, "line")
         for f in found if len(found) < 3 else ():
-            key = (" ".join(f.words), "".join(_LABELS.findall(f.name)))
-            if key in held:
-                yield Record([*held.values()], index, "lines")
-                held = {}
-            held[key] = f
-    if len(held) > 1:
-        yield Record([*held.values()], index, "lines")
+            of = held.setdefault("".join(_LABELS.findall(f.name)), {})
+            if f.words in of:
+                yield Record([*of.values()], index, "lines")
+                of.clear()
+            of[f.words] = f
+    yield from (Record([*of.values()], index, "lines") for of in held.values() if len(of) > 1)
 
 
 @lru_cache(maxsize=2)

@@ -17,7 +17,7 @@ _COUNT = "|".join(words_ := {**DIGITS, "one": "1", "five": "5", "seven": "7", "n
 _MEAN = re.compile(
     r"(?i)\b(?:(?P<geo>geo(?:metric(?:al)?)?[ -]?mean)|(?P<median>median)|(?:arithmetic |plain |"
     r"simple )?(?P<mean>mean|average))"
-    r"(?P<of> (?:of|over|across) [^\d.;:=]*?)(?: is| was|:| =| comes to|"
+    r"(?P<of>(?: [a-z-]+){0,2} (?:of|over|across) [^\d.;:=]*?)(?: is| was|:| =| comes to|"
     r" are) (?:about )?(?P<n>\d+(?:\.\d+)?)(?! ?%)(?: ?x| ?\w{1,3}\b)?(?=[\s.,;)]|$)"
 )
 _WINS = re.compile(
@@ -28,6 +28,10 @@ _BY = re.compile(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significan
 _FASTEST = re.compile(
     r"(?i)\b(?:for|at|with|when) (?P<key>[A-Za-z]\w*) ?(?:=|of|is)? ?(?P<n>\d[\d,]*)\b,? ?(?:the )?(?:\w+ )?"
     r"(?P<best>fastest|slowest|quickest|best|lowest|highest)(?: \w+)? (?:is|was) (?:the )?(?P<name>[\w .+-]{2,30})"
+)
+_IS_FASTEST = re.compile(
+    r"(?i)\b(?:for|at|with) (?P<n>\d[\w,.]*)(?: \w+)?,? (?P<name>[\w .+-]{1,30}?) (?:is|was) (?:the )?"
+    r"(?P<best>fastest|slowest|quickest)\b"
 )
 _PEAKS = re.compile(
     r"(?i)\b(?:peaks?|peaked|(?:is|was) (?:highest|greatest)|reaches (?:its|the) (?:maximum|peak)|"
@@ -110,12 +114,7 @@ def _mean(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
             }:
                 found.append((s, c))
     counts = {_number(x) for x in re.findall(rf"(?i)\b(?:the|all) (\d+|{_COUNT})\b", row.text)}
-    if (
-        len(found) != 1
-        or not (held := _body(*found[0]))
-        or (counts and len(held) not in counts)
-        or row.line < held[-1].line
-    ):
+    if len(found) != 1 or not (held := _body(*found[0])) or (counts and len(held) not in counts):
         return
     values, q = [digits(f) for f in held], printed(m["n"])
     if len(values) < 3 or min(values) <= 0 or not min(values) / 2 < q.mid < max(values) * 2:
@@ -165,7 +164,7 @@ def _low(report: Report, s: Sheet, held: list[Named]) -> bool | None:
 
 def _fastest(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     """ "For N = 4096 the fastest is cuBLAS" beside the row of 4096."""
-    m = _FASTEST.search(row.text)
+    m = _FASTEST.search(row.text) or _IS_FASTEST.search(row.text)
     for s in near if m else ():
         assert m is not None
         at = [r for r, key in enumerate(s.keys) if key.replace(",", "") == m["n"].replace(",", "")]

@@ -1,22 +1,24 @@
 """Formulas that the text states of its own columns: "speedup = eager / compiled", "t = t0 + bytes / bw"."""
 
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.named import Named, Record, records, words
+from expertile.audit.named import Named, Record, digits, records, words
 from expertile.audit.report import Report
 
 _NAME = r"[A-Za-zµ][\w.]*(?:[ -][A-Za-z]\w*){0,2}"
 _OPERAND = rf"(?:{_NAME}|\d+(?:\.\d+)?)"
 _FORMULA = re.compile(
     rf"(?P<of>{_NAME}) ?(?:=|\bis\b|:=) ?(?P<by>\(*{_OPERAND}\)*(?:(?: ?[*/×÷+] ?|"
-    rf" [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/(])"
+    rf" [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/]| \((?!\w{{1,4}}\)))"
 )
 _TOKEN = re.compile(rf"{_OPERAND}|[-+*/()×÷−–]")
 _SIGNS = str.maketrans("×÷−–", "*/--")
 _STEPS = (1.0, 100.0, 0.01)
-_MARKS = re.compile(r"[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
+_MARKS = re.compile(r"(?<=\S)[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
 _MODEL = ("model", "predicted", "prediction", "fit", "fitted", "estimate", "estimated")
 
 
@@ -27,7 +29,7 @@ def formulas(report: Report) -> Iterator[Finding]:
         for number, line in enumerate(report.lines, 1)
         if re.search(r"(?:=|\bis\b).*[*/×÷+−–-]", line)
         for m in _FORMULA.finditer(_MARKS.sub("", line))
-        if len(re.findall(r"[A-Za-zµ]\w*", m["by"])) > 1
+        if len(re.findall(r"[A-Za-zµ]\w*", m["by"])) > (0 if re.search(r"\d\.\d", m["by"]) else 1)
     ][:24]
     held = [*records(report)] if stated else []
     constants: dict[tuple[str, ...], set[Named]] = {}
@@ -58,55 +60,20 @@ def _operand(text: str, record: Record, lone: dict[tuple[str, ...], Named]) -> N
     return _like(record, name) or lone.get(name) or (_like(record, (name[0],)) if len(name) == 1 else None)
 
 
+Row = tuple[Named, float, float, list[Named]]  # a figure, what it should be, by how much that may be off, of what
+
+
 def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[str, ...], Named]) -> Iterator[Finding]:
-    tokens = _TOKEN.findall(by)
-    names = [t for t in tokens if re.match(r"[A-Za-zµ]", t)]
-    if len(names) < 2:
-        return
-    rows: list[tuple[Named, float, float, list[Named]]] = []
-    for record in held:
-        target = _operand(of, record, {}) or _operand(of.split()[-1], record, {})
-        if target is None and len(of) <= 2:
-            target = next((f for f in record.figures if {*f.words} & {*_MODEL}), None)
-        parts = {t: _operand(t, record, lone) for t in names}
-        own = [f for f in parts.values() if isinstance(f, Named) and f in record.figures]
-        if not isinstance(target, Named) or not own or any(p is None or p is target for p in parts.values()):
-            continue
-        used = [p for p in parts.values() if isinstance(p, Named)]
-        value = _value(tokens, {t: p.value if isinstance(p, Named) else float(p or 0) for t, p in parts.items()})
-        if value is None:
-            continue
-        off = target.off
-        for t, p in parts.items():  # by how much each may move it
-            if isinstance(p, Named) and p.off:
-                moved = _value(
-                    tokens,
-                    {
-                        u: (q.value if isinstance(q, Named) else float(q or 0)) + (p.off if u == t else 0)
-                        for u, q in parts.items()
-                    },
-                )
-                off += abs((moved if moved is not None else value) - value)
-        rows.append((target, value, off, used))
-    rows = [*{(r[0].line, r[0].text): r for r in rows}.values()]
-    best: tuple[int, float] = (0, 1.0)
-    for step in _STEPS:
-        good = sum(
-            abs(t.value - v * step) <= (off - t.off) * step + t.off + 0.003 * abs(v * step) for t, v, off, _ in rows
-        )
-        best = max(best, (good, step), key=lambda x: x[0])
-    good, step = best
-    odd = [
-        (t, v * step, used)
-        for t, v, off, used in rows
-        if abs(t.value - v * step) > 1.5 * ((off - t.off) * step + t.off) + 0.02 * abs(v * step)
-    ]
+    # Beside plain numbers the figures may count in the units of their columns.
+    both = [_rows(of, _TOKEN.findall(by), held, lone, raw) for raw in (False, True)]
+    ranked = [(sum(_fits(r, step, 1.0) for r in rows), -i, step) for i, rows in enumerate(both) for step in _STEPS]
+    good, i, step = max(ranked, key=lambda x: x[:2])
+    rows = both[-i]
+    odd = [(t, v * step, used) for t, v, off, used in rows if not _fits((t, v, off, used), step, 1.5)]
     if len(odd) == 1 and good >= 2 and good == len(rows) - 1:
         t, v, used = odd[0]
-        scale = t.value and float(
-            re.sub(r"[^\d.]", "", re.sub(r"^[^\d]*", "", t.text).split(" ")[0]).rstrip(".") or 0
-        ) / abs(t.value)
-        message = f"{of.strip()} = {by.strip()} is {v * (scale or 1.0):.4g} here, not {t.text}"
+        v *= 1.0 if i or not t.value else digits(t) / abs(t.value)
+        message = f"{of.strip()} = {by.strip()} is {v:.4g} here, not {t.text}"
         lines = (number, *(f.line for f in used))
         yield Finding(INCONSISTENT if good > 2 else QUESTION, "formula", t.line, t.text, message, lines)
     elif len(odd) == len(rows) > 2 and good == 0:
@@ -114,10 +81,43 @@ def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[st
         constant = {f for _, _, used in odd for f in used if f in lone.values()}
         if ratios and ratios[0] > 0 and ratios[-1] < 1.02 * ratios[0] and len(constant) == 1 and 0.2 < ratios[0] < 5:
             (f,) = constant
-            message = (
-                f"{of.strip()} = {by.strip()} holds in no row; all are off by {ratios[0]:.3g}: is {f.name} {f.text}?"
-            )
+            off = f"all rows are off by {ratios[0]:.3g}"
+            message = f"{of.strip()} = {by.strip()} holds in no row, {off}: is {f.name} {f.text}?"
             yield Finding(QUESTION, "formula", f.line, f.text, message, (number, *(t.line for t, _, _ in odd)))
+
+
+def _fits(row: Row, step: float, times: float) -> bool:
+    t, v, off, _ = row
+    slack = 0.003 if times == 1 else 0.02
+    return abs(t.value - v * step) <= times * (off * step + t.off) + slack * abs(v * step)
+
+
+def _rows(of: str, tokens: list[str], held: list[Record], lone: dict[tuple[str, ...], Named], raw: bool) -> list[Row]:
+    """Every record that has the formula's names."""
+    names, found = [t for t in tokens if re.match(r"[A-Za-zµ]", t)], dict[tuple[int, str], Row]()
+    for record in held:
+        target = _operand(of, record, {}) or _operand(of.split()[-1], record, {})
+        if target is None and len(of) <= 2:
+            target = next((f for f in record.figures if {*f.words} & {*_MODEL}), None)
+        parts = {t: p for t in names if isinstance(p := _operand(t, record, lone), Named)}
+        if not isinstance(target, Named) or len(parts) < len({*names}) or target in parts.values():
+            continue
+        if not any(f in record.figures for f in parts.values()):
+            continue
+        target, parts = (_bare(target), {t: _bare(f) for t, f in parts.items()}) if raw else (target, parts)
+        plain = {t: f.value for t, f in parts.items()}
+        value = _value(tokens, plain)
+        moved = [_value(tokens, plain | {t: f.value + f.off}) for t, f in parts.items()]  # by how much each may move it
+        if value is not None and all(m is not None for m in moved):
+            off = sum(abs((m or 0.0) - value) for m in moved)
+            found[target.line, target.text] = (target, value, off, [*parts.values()])
+    return [*found.values()]
+
+
+def _bare(f: Named) -> Named:
+    """The figure as it is printed, without its unit."""
+    value = math.copysign(digits(f), f.value)
+    return replace(f, value=value, off=f.off * abs(value / f.value) if f.value else f.off)
 
 
 def _value(tokens: list[str], of: dict[str, float]) -> float | None:

@@ -99,7 +99,9 @@ def _summed_up(s: Series, below: list[Named]) -> Iterator[Finding]:
         own = [_ALIASES.get(w, w) for w in f.words]
         named = [w for w in own if w in _OF_LIST]
         beside = {*own} - {*named} - _PLAIN - {*words(f"{s.name} {s.labels[0] if s.labels else ''}")}
-        if len(named) != 1 or beside or f.kind not in (first.kind, "number"):
+        if len(named) != 1 or beside or f.kind not in (first.kind, "number") or f.value <= 0:
+            continue
+        if named[0] in ("sum", "total") and f.kind != first.kind:
             continue
         scale = 1.0 if f.kind == first.kind or first.kind == "number" else values[0] / (digits(first) or 1.0)
         made = [of(values) for of in _OF_LIST[named[0]]]
@@ -278,5 +280,8 @@ def _statistic(
                     continue
                 shown = made[r] / t.value * digits(t) if t.value else made[r]
                 message = f"the {which} of the {k} columns beside is {shown:.4g}, not {t.text}"
-                yield _found(INCONSISTENT if len(fits) > 3 else QUESTION, "total", message, t, [t.line])
+                values = [rows[r][x].value for x in some]
+                outside = which in ("mean", "median") and not min(values) <= t.value <= max(values)
+                sure = INCONSISTENT if len(fits) > 3 or outside else QUESTION
+                yield _found(sure, "total", message, t, [t.line])
             return

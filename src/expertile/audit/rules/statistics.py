@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.named import Named, Record, records
@@ -51,7 +52,7 @@ _SHARES = (
     ({"hit"}, {"hits"}, {"lookups", "queries", "accesses", "requests"}, {"misses"}),
     ({"miss"}, {"misses"}, {"lookups", "queries", "accesses", "requests"}, {"hits"}),
     ({"acceptance", "accept", "accepted"}, {"accepted"}, {"drafted", "proposed", "draft"}, {"rejected"}),
-    ({"pass", "success"}, {"passed", "succeeded", "successful"}, {"total", "run", "sent"}, {"failed"}),
+    ({"pass", "success"}, {"passed", "succeeded", "successful", "ok"}, {"total", "run", "sent"}, {"failed"}),
 )
 _RATIO = {"rate", "ratio", "share", "fraction"}
 _HALF = re.compile(r"95 ?%[^±\n]*±\s*(?P<n>\d+(?:\.\d+)?) ?(?P<unit>[^\W\d]\S*)")
@@ -77,7 +78,8 @@ def _says(verdict: str, rule: str, message: str, f: Named, *beside: Named) -> Fi
 
 
 def _rank(word: str) -> float | None:
-    m = re.fullmatch(r"p([1257]0|[27]5|[68]0|9\d)(\d?)(?:th)?", word)  # P4, P40 and P100 are GPUs, p2 and p5 machines
+    # P4, P40 and P100 are GPUs, p2 and p5 machines.
+    m = re.fullmatch(r"(?:p(?=\d+(?:th)?$)|(?=\d+(?:th|%)$))([1257]0|[27]5|[68]0|9\d)(\d?)(?:th|%)?", word)
     return _RANKS.get(word, float(f"{m[1]}.{m[2] or 0}") if m else None)
 
 
@@ -96,7 +98,8 @@ def statistic(words: tuple[str, ...]) -> tuple[float | str, tuple[str, ...]] | N
 def _ordered(record: Record) -> Iterator[Finding]:
     groups: dict[tuple[tuple[str, ...], str], dict[float | str, Named]] = {}
     for f in record.figures:
-        if of := statistic(f.words):
+        of = statistic(f.words)
+        if of and (f.kind == "time" or not any(w.endswith("%") for w in f.words)):
             groups.setdefault((of[1], f.kind), {}).setdefault(of[0], f)
     for (name, kind), held in groups.items():
         rate = kind in RATES or {*name} & _RATE_WORDS
@@ -165,13 +168,16 @@ def _shares(record: Record) -> Iterator[Finding]:
     """ "hits", "misses" or "lookups", and the rate of the hits."""
     for f in record.figures:
         said, scale = {*f.words}, 0.01 if f.kind == "number" and f.value > 1 else 1.0
-        for names, part, whole, rest in _SHARES:
+        for names, part, all_of, rest in _SHARES:
             if not (said & names and said & _RATIO | ({*f.words} & names if f.kind == "percent" else set())):
                 continue
             beside = said - names - _RATIO - {"pct", "percent"}
             like = [x for x in record.figures if x.whole and beside <= {*x.words} and x is not f]
-            parts, wholes, rests = ([x for x in like if {*x.words} & of] for of in (part, whole, rest))
-            parts = [x for x in parts if not {*x.words} & whole]
+            parts, wholes, rests = ([x for x in like if {*x.words} & of] for of in (part, all_of, rest))
+            parts = [x for x in parts if not {*x.words} & all_of]
+            if len(parts) == 0 and len(wholes) == len(rests) == 1:
+                part_of = wholes[0].value - rests[0].value
+                parts = [replace(rests[0], value=part_of, text=f"{part_of:.0f}")]
             if len(parts) != 1 or len(wholes) + len(rests) == 0 or len(wholes) > 1 or len(rests) > 1:
                 continue
             made = [
@@ -185,7 +191,8 @@ def _shares(record: Record) -> Iterator[Finding]:
                 and not any(abs(f.value * scale - m) <= f.off * scale + 0.006 for m in made)
             ):
                 beside_of = (*wholes, *rests)[:1]
-                message = f"{parts[0].text} of {beside_of[0].text} make {100 * made[0]:.3g} %, not {f.text}"
+                whole = beside_of[0].value + parts[0].value * (not wholes)
+                message = f"{parts[0].value:,.0f} of {whole:,.0f} make {100 * made[0]:.3g} %, not {f.text}"
                 yield _says(INCONSISTENT, "ratio", message, f, parts[0], *beside_of)
 
 
@@ -226,7 +233,10 @@ def _repeated(record: Record) -> Iterator[Finding]:
         f
         for f in times
         if {*f.words} & {*_MEANS}
-        and (len(f.words) == 1 or {*map(_stem, f.words)} & {"iteration", "iter", "call", "launch", "run"})
+        and (
+            {*f.words} <= {*_MEANS, "time", "latency"}
+            or {*map(_stem, f.words)} & {"iteration", "iter", "call", "launch", "run"}
+        )
     ]
     totals = [f for f in times if "total" in f.words and not {*f.words} & {"wall", "with", "incl", "including"}]
     if len(counts) == len(means) == len(totals) == 1 and not {"warmup", "warm"} & {*counts[0].words}:
