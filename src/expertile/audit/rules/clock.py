@@ -21,6 +21,8 @@ _ETA = re.compile(
     r"(?i)\b(?:eta|remaining|left)[ :=]+(?:(?P<d>\d+) ?d\w*,? ?)?(?P<h>\d+):(?P<m>\d\d)(?::(?P<s>\d\d))?\b"
 )
 _CPU = re.compile(r"(?m)^(?P<what>real|user|sys)\s+(?:(?P<h>\d+)h)?(?P<m>\d+)m(?P<s>\d+(?:\.\d+)?)s")
+_BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
+_FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 _CORES = re.compile(r"(?i)\b(\d+)[ -](?:hardware |hw |logical |cpu )?(?:threads|vcpus?|logical cpus|cpus)\b")
 
 
@@ -28,6 +30,7 @@ def clocks(report: Report) -> Iterator[Finding]:
     yield from _elapsed(report)
     yield from _steps(report)
     yield from _left(report)
+    yield from _bars(report)
     yield from _processor(report)
 
 
@@ -105,6 +108,22 @@ def _left(report: Report) -> Iterator[Finding]:
 
 def _hours(s: float) -> str:
     return f"{s // 3600:.0f}:{s // 60 % 60:02.0f}:{s % 60:02.0f}"
+
+
+def _bars(report: Report) -> Iterator[Finding]:
+    """Progress bars ("30/30 [00:03<00:00, 9.41it/s]") and the time in the line below each: it asks."""
+    rows = []
+    for n, line in enumerate(report.lines[:-1], 1):
+        bar, t = _BAR.search(line), _FIRST_TIME.search(report.lines[n])
+        if bar and t and float(bar["rate"]):
+            rows.append((n + 1, float(t["t"]), int(bar["n"]) / float(bar["rate"]), t["t"]))
+    odd = [r for r in rows if abs(r[1] / r[2] - 1) > 0.2]
+    if len(rows) > 2 and len(odd) == 1 and all(abs(r[1] / r[2] - 1) < 0.03 for r in rows if r not in odd):
+        n, _, made, text = odd[0]
+        message = (
+            f"the bar above took {made:.3g} s, not {text}, as all others took what is said below them: which is it?"
+        )
+        yield Finding(QUESTION, "time", n, text, message, (n - 1, n))
 
 
 def _processor(report: Report) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.named import Named, Record, digits, records, words
+from expertile.audit.named import NUMBER, Named, Record, digits, named, records, words
 from expertile.audit.report import Report
 
 _NAME = r"[A-Za-zµ][\w.]*(?:[ -][A-Za-z]\w*){0,2}"
@@ -36,7 +36,16 @@ def formulas(report: Report) -> Iterator[Finding]:
     for f in (f for r in held if r.kind != "row" for f in r.figures):
         constants.setdefault(f.words, set()).add(f)
     lone = {k: next(iter(v)) for k, v in constants.items() if len({f.value for f in v}) == 1}
-    known = {w for r in held for f in r.figures for w in f.words}
+    known = {w for r in held for f in r.figures if "=" not in f.name for w in f.words}
+    for name in (
+        {n for _, m in stated for n in re.findall(_NAME, m["by"]) if not {*words(n)[:1]} & known} if held else ()
+    ):
+        # "The average load is 1,792"
+        told = rf"(?i)\b{re.escape(name)}\b(?: [a-z]+){{0,2}} (?:is|was) (?P<n>{NUMBER})(?![\w.])"
+        found = [(n, m) for n, line in enumerate(report.lines, 1) for m in re.finditer(told, line)]
+        if len(found) == 1 and words(name):
+            lone[words(name)] = named(name, found[0][1]["n"], "", found[0][0], None)
+            known |= {*words(name)}
     for number, m in stated:
         names = [words(t) or (t.lower(),) for t in re.findall(_NAME, m["by"])]
         if all({*n[:1]} & known for n in names):
@@ -53,6 +62,11 @@ def _like(record: Record, name: tuple[str, ...]) -> Named | None:
     return same[0] if len(same) == 1 else None
 
 
+def _begins(record: Record, of: str) -> Named | None:
+    """The figure of a column whose name is the formula: "imbalance = busiest / average"."""
+    return next((f for f in record.figures if re.match(rf"(?i){re.escape(of)} ?=", f.name)), None)
+
+
 def _operand(text: str, record: Record, lone: dict[tuple[str, ...], Named]) -> Named | float | None:
     if re.fullmatch(r"[\d.]+", text):
         return float(text)
@@ -64,6 +78,7 @@ Row = tuple[Named, float, float, list[Named]]  # a figure, what it should be, by
 
 
 def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[str, ...], Named]) -> Iterator[Finding]:
+    of = re.split(r" is | = ", of)[-1]
     # Beside plain numbers the figures may count in the units of their columns.
     both = [_rows(of, _TOKEN.findall(by), held, lone, raw) for raw in (False, True)]
     ranked = [(sum(_fits(r, step, 1.0) for r in rows), -i, step) for i, rows in enumerate(both) for step in _STEPS]
@@ -96,7 +111,9 @@ def _rows(of: str, tokens: list[str], held: list[Record], lone: dict[tuple[str, 
     """Every record that has the formula's names."""
     names, found = [t for t in tokens if re.match(r"[A-Za-zµ]", t)], dict[tuple[int, str], Row]()
     for record in held:
-        target = _operand(of, record, {}) or _operand(of.split()[-1], record, {})
+        target = _begins(record, of) or _operand(of, record, {}) or _operand(of.split()[-1], record, {})
+        if isinstance(target, Named):
+            record = replace(record, figures=[f for f in record.figures if f is not target])
         if target is None and len(of) <= 2:
             target = next((f for f in record.figures if {*f.words} & {*_MODEL}), None)
         parts = {t: p for t in names if isinstance(p := _operand(t, record, lone), Named)}

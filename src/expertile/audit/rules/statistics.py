@@ -64,7 +64,7 @@ def related(report: Report) -> Iterator[Finding]:
     for _, some in itertools.groupby(records(report), lambda r: (r.block, r.kind)):
         held = [*some]
         text = report.blocks[held[0].block].text
-        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated, _seen):
+        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated, _seen, _objective):
             found = [[*rule(record)] for record in held]
             broken = [f for each in found for f in each]
             if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
@@ -262,6 +262,28 @@ def _seen(record: Record) -> Iterator[Finding]:
         if not 0.99 < seen[0].value / made < 1.01 and 0.2 < seen[0].value / made < 5:
             message = f"{steps[0].text} × {each[0].text} is {made:,.0f}, not {seen[0].text}: were all steps alike?"
             yield _says(QUESTION, "product", message, seen[0], steps[0], each[0])
+
+
+def _objective(record: Record) -> Iterator[Finding]:
+    """A share of the requests within a limit of which a percentile says that it is larger, or smaller."""
+    shares = [f for f in record.figures if {*f.words} >= {"within", "slo"} and (f.kind == "percent" or f.value > 1)]
+    limits = [f for f in record.figures if "slo" in f.words and f not in shares]
+    for share, limit in ((s, x) for s in shares for x in limits if {*x.words} < {*s.words}):
+        name = {*limit.words} - {"slo"}
+        value = share.value * (100 if share.kind == "percent" else 1)
+        for f in record.figures if name else ():
+            of = statistic(f.words)
+            rank = of[0] if of and {*of[1]} == name and f.kind == limit.kind else None
+            if not isinstance(rank, float) or not 0 < rank < 100:
+                continue
+            least, most = (rank, 100.0) if f.value <= limit.value else (0.0, rank)
+            if not least - 0.11 <= value <= most + 0.11:
+                bound = "at least" if least else "at most"
+                message = (
+                    f"{f.name} is {f.text} of {limit.text}, so that {bound} {rank:g} % are within, not {share.text}"
+                )
+                yield _says(INCONSISTENT, "order", message, share, f, limit)
+                break
 
 
 def _interval(record: Record, text: str) -> Iterator[Finding]:
