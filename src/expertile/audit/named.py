@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 
 from expertile.audit.blocks import Block, Line, Table
 from expertile.audit.interval import printed
@@ -31,8 +32,24 @@ _SPOKEN = re.compile(
 )
 # "  99.900%   14.63ms"
 _PERCENTILE = re.compile(
-    rf"\s*(?P<p>\d\d(?:\.[1-9]+)?)0*\.?0*(?:%|th)[ :=]+(?P<n>{NUMBER})(?P<rest> ?[^\d\s]\S{{0,4}})"
+    rf"\s*(?P<p>\d\d(?:\.[1-9]+)?)0*\.?0*(?:%|th)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,4}})?)\s*"
 )
+# "mean 6.51 ms std 0.81 ms", "1284 hits, 509 misses", "hit rate 91.6 %"
+_RANKED = re.compile(
+    rf"(?<![\w-])(?P<name>min|max|mean|avg|median|std|stddev|"
+    rf"p\d\d)[ :=]+(?P<n>{NUMBER})(?P<rest> ?(?:[nµmu]?s)?)(?![\w.%])"
+)
+_COUNTED = re.compile(
+    rf"(?<![\w.])(?P<n>{NUMBER})(?P<rest>) (?P<name>hits|misses|lookups|queries|accesses|passed|failed|"
+    rf"succeeded|accepted|"
+    r"rejected|drafted|proposed)\b"
+)
+_RATE = re.compile(
+    rf"\b(?P<name>(?:hit|miss|acceptance|success|pass)[ _-](?:rate|"
+    rf"ratio))[ :=of]+(?P<n>{NUMBER})(?P<rest> ?%?)(?![\w.])"
+)
+_ARRAY = re.compile(r"\"?(?P<name>[A-Za-z]\w*)\"?\s*:\s*\[(?P<all>\s*\d[\d.]*(?:,\s*\d[\d.]*){2,}\s*)\]")
+_STATISTICS = {"mean", "avg", "average", "median", "min", "max", "best", "worst", "std", "fastest", "slowest"}
 _LABELS = re.compile(r"\{[^{}]*\}")
 _SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{4})(?=\d{1,2}\b)")
 _COMMENT = re.compile(r"\s*#\s*(?:HELP|TYPE)\b")
@@ -131,6 +148,10 @@ def in_line(line: Line) -> list[Named]:
     found = [(m["name"], m["n"], m["rest"]) for m in _INNER.finditer(text)]
     if not found and (m := _PAIR.match(text)):
         found = [(m["name"].rstrip(" ."), m["n"], m["rest"])]
+    for several in (_RANKED, _COUNTED):
+        each = [(m["name"], m["n"], m["rest"]) for m in several.finditer(text)]
+        each += [(m["name"], m["n"], m["rest"]) for m in _RATE.finditer(text)] if several is _COUNTED else []
+        found = each if len(each) > max(1, len(found)) else found
     parts = _PARTS.split(text)
     if not found or len(parts) > 1:
         spoken = [m for p in parts if (m := _SPOKEN.match(p.strip()))]
@@ -216,8 +237,22 @@ def _series(report: Report) -> Iterator[Series]:
                 held = [(row[c], label) for row, label in zip(s.rows, s.labels, strict=True) if c in row]
                 if len(held) > 1:
                     yield Series(name, [f for f, _ in held], index, [label for _, label in held], table=c)
+            if len(s.rows) == 1:  # of an object within an object
+                for name, some in groupby(s.rows[0].values(), lambda f: f.name.rpartition(" ")[0]):
+                    parts = [*some]
+                    if name and len(parts) > 2:
+                        yield Series(name, parts, index, [f.name.rpartition(" ")[2] for f in parts])
         elif block.kind in ("code", "list"):
             yield from _runs(index, block)
+
+
+def arrays(report: Report) -> Iterator[Series]:
+    """Arrays of figures in JSON and YAML."""
+    text = "\n".join(report.lines)
+    for m in _ARRAY.finditer(text):
+        unit = unit_of_name(m["name"])
+        each = [(x[0], text.count("\n", 0, m.start("all") + x.start()) + 1) for x in re.finditer(NUMBER, m["all"])]
+        yield Series(m["name"], [named(m["name"], n, "", line, unit) for n, line in each], -1)
 
 
 def _runs(index: int, block: Block) -> Iterator[Series]:
@@ -232,7 +267,12 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
             each = [named(several["name"], m[0], "", line.number, None) for m in re.finditer(NUMBER, several["all"])]
             found.append(Series(several["name"], each, index))
             continue
-        if len(figures) == 1 and run and run[-1].kind == figures[0].kind and line.number - last == 1:
+        turns = (
+            len(figures) == 1
+            and run
+            and bool({*figures[0].words} & _STATISTICS) != bool({*run[-1].words} & _STATISTICS)
+        )
+        if len(figures) == 1 and run and run[-1].kind == figures[0].kind and line.number - last == 1 and not turns:
             run.append(figures[0])
         else:
             found += [Series(heading, run, index, [f.name for f in run])] if len(run) > 1 else []

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.named import Named, Series, Sheet, digits, in_line, series, sheets, words
+from expertile.audit.named import Named, Series, Sheet, arrays, digits, in_line, records, series, sheets, words
 from expertile.audit.quantity import clean
 from expertile.audit.report import Report
 
@@ -82,6 +82,11 @@ def lists(report: Report) -> Iterator[Finding]:
             yield from _counted(report, s)
             yield from _expected(s)
             yield from _shares(report, s)
+    for s in arrays(report):
+        first, last = s.figures[0].line, s.figures[-1].line
+        beside = [f for r in records(report) for f in r.figures if first - 12 <= f.line <= last + 12]
+        if not _SOME.search(report.text):
+            yield from _summed_up(s, [*dict.fromkeys(beside)])
     for sheet in sheets(report):
         if len(sheet.rows) > 2 and len(sheet.header) < 24:
             yield from _columns(sheet)
@@ -173,7 +178,13 @@ def _shares(report: Report, s: Series) -> Iterator[Finding]:
     percent = all(f.kind == "percent" for f in s.figures)
     values = [v * 100 for v in s.values] if percent else s.values
     said = _SHARE.search(clean(s.name)) or (s.table < 0 and re.search(r"in % of", lead))
-    if len(values) < 3 or not said or not (percent or "%" in s.name + lead) or max(values) > 100 or min(values) < 0:
+    if (
+        len(values) < 3
+        or not said
+        or not (percent or re.search("%|pct|percent", s.name + lead))
+        or max(values) > 100
+        or min(values) < 0
+    ):
         return
     last = s.figures[-1].line
     around = "\n".join((*report.lines[max(0, first - 10) : first - 1], *report.lines[last : last + 8]))

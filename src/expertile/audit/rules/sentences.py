@@ -42,6 +42,10 @@ _LEFT = re.compile(
 )
 _INSIDE = re.compile(r"(?i)\b(?:inside|within|part) (?:of )?(?:the )?[\"'`]?(?P<name>[\w:.-]{4,})")
 _ON_AVERAGE = re.compile(r"(?i)\bon average\b[^\d]*(?P<n>\d+(?:\.\d+)?)[^\d]*\bper (?P<noun>[a-z]+)\b")
+_OF_COUNT = re.compile(
+    r"(?i)(?:(?<![\d.,])(?P<whole>\d[\d,]*) [a-z]+: (?P<part>\d[\d,]*) [a-z]+,? (?:i\.e\.|that is|or|which is|"
+    r"=) (?:about )?)$"
+)
 _COUNT = re.compile(
     r"(?i)(?<![\d.,])(\d{1,3}(?:,\d{3})+|\d{2,}) (?:[a-z]+ )?(kernels|launches|calls|iterations|steps|requests|"
     r"batches|tokens)\b"
@@ -51,6 +55,8 @@ _COUNT = re.compile(
 def sentences(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         yield from _reduced(row)
+        yield from _less(row)
+        yield from _share_of(row)
     yield from _stacked(report)
     yield from _saved(report)
     yield from _remaining(report)
@@ -124,6 +130,33 @@ def _saved(report: Report) -> Iterator[Finding]:
                     x,
                     own[0],
                 )
+
+
+def _less(row: Row) -> Iterator[Finding]:
+    """ "120 ms and 95 ms, i.e. 35 ms less": of a sentence's only three figures."""
+    for kind in ("time", "bytes", "power", "energy"):
+        held = [q for q in row.of(kind) if q.exact and q.value.mid]
+        q = held[-1] if len(held) == 3 and len(row.of(kind)) == 3 else None
+        said = q and re.match(r"\W*(?:less|more|faster|slower|longer|shorter)\b(?! than)", row.text[q.end :])
+        hence = q and re.search(r"(?i)\b(?:i\.e\.|that is|which is|so)\W*$", row.text[held[1].end : q.start])
+        if q and said and hence and not _difference(q, held[0], held[1]):
+            made = si(abs(held[0].value.mid - held[1].value.mid), UNIT_OF.get(kind, ""))
+            message = f"{held[0].text} and {held[1].text} differ by {made}, not {q.text}"
+            yield finding(INCONSISTENT, "difference", message, q, held[0], held[1])
+
+
+def _share_of(row: Row) -> Iterator[Finding]:
+    """ "500 problems: 431 correct, i.e. 88.2 %": of a sentence's only two counts it asks."""
+    shares, m = (
+        [q for q in row.of("percent") if q.exact],
+        _OF_COUNT.search(row.text[: next((q.start for q in row.of("percent")), 0)]),
+    )
+    if m and len(shares) == 1 and m.end() == shares[0].start:
+        whole, part = (float(m[g].replace(",", "")) for g in ("whole", "part"))
+        forms = (part / whole, 1 - part / whole) if part < whole else ()
+        if forms and not any(shares[0].value.meets(x, 0.006) for x in forms):
+            message = f"{m['part']} of {m['whole']} are {100 * forms[0]:.3g} %, not {shares[0].text}: of what is it?"
+            yield finding(QUESTION, "ratio", message, shares[0])
 
 
 def _difference(q: Quantity, x: Quantity, y: Quantity) -> bool:

@@ -64,7 +64,7 @@ def related(report: Report) -> Iterator[Finding]:
     for _, some in itertools.groupby(records(report), lambda r: (r.block, r.kind)):
         held = [*some]
         text = report.blocks[held[0].block].text
-        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated, _seen, _objective):
+        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated, _seen, _objective, _outcomes):
             found = [[*rule(record)] for record in held]
             broken = [f for each in found for f in each]
             if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
@@ -284,6 +284,19 @@ def _objective(record: Record) -> Iterator[Finding]:
                 )
                 yield _says(INCONSISTENT, "order", message, share, f, limit)
                 break
+
+
+def _outcomes(record: Record) -> Iterator[Finding]:
+    """Passed and failed, hits and misses, and how many they are together: it asks."""
+    for part, rest, whole in (("passed", "failed", "total"), ("hits", "misses", "lookups"), ("ok", "failed", "sent")):
+        held = [record.one(name) for name in (part, rest, whole)]
+        p, r, w = held
+        other = {"skipped", "errors", "timeout", "aborted", "pending", "cancelled", "stale", "xfailed", "warnings"}
+        if p and r and w and all(x.whole for x in (p, r, w)) and len({p.line, r.line, w.line}) in (1, 3):
+            alike = {*p.words} - {part} == {*r.words} - {rest} == {*w.words} - {whole}
+            if alike and p.value + r.value != w.value and not other & record.known:
+                message = f"{p.text} + {r.text} is {p.value + r.value:,.0f}, not {w.text}: are there others?"
+                yield _says(QUESTION, "total", message, w, p, r)
 
 
 def _interval(record: Record, text: str) -> Iterator[Finding]:
