@@ -213,7 +213,7 @@ def _listed(index: int, block: Block) -> Iterator[Record]:
         found = in_line(line)
         if len(found) > 1:
             yield Record(found, index, "line")
-        for f in found if len(found) < 3 else ():
+        for f in found if len(found) == 1 else ():
             of = held.setdefault("".join(_LABELS.findall(f.name)), {})
             if f.words in of:
                 yield Record([*of.values()], index, "lines")

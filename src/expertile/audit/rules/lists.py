@@ -10,6 +10,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.named import Named, Series, Sheet, arrays, digits, in_line, records, series, sheets, words
 from expertile.audit.quantity import clean
 from expertile.audit.report import Report
+from expertile.audit.rules.statistics import statistic
 
 _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
     "mean": (statistics.fmean,),
@@ -74,6 +75,7 @@ def lists(report: Report) -> Iterator[Finding]:
                 near = (line for line in block.lines if last < line.number < last + 30)
                 below = [f for line in near if len(found := in_line(line)) == 1 for f in found]
                 alike = len({re.sub(r"\d+", "0", x) for x in s.labels}) <= 1
+                alike &= not any(statistic(f.words) for f in s.figures)  # no percentiles
                 if alike and len(s.figures) > 2 and not _SOME.search(block.text):
                     yield from _summed_up(s, below)
                 if _PHASES.search(s.name):
@@ -86,7 +88,8 @@ def lists(report: Report) -> Iterator[Finding]:
         first, last = s.figures[0].line, s.figures[-1].line
         beside = [f for r in records(report) for f in r.figures if first - 12 <= f.line <= last + 12]
         if not _SOME.search(report.text):
-            yield from _summed_up(s, [*dict.fromkeys(beside)])
+            # Where none fits they are of something else.
+            yield from (f for f in _summed_up(s, [*dict.fromkeys(beside)]) if f.verdict == INCONSISTENT)
     for sheet in sheets(report):
         if len(sheet.rows) > 2 and len(sheet.header) < 24:
             yield from _columns(sheet)
