@@ -101,7 +101,11 @@ def _values(s: Sheet) -> list[int]:
 
 def _mean(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     m = _MEAN.search(row.text)
-    if not m or "weighted" in row.text.lower() or re.search(r"(?i)exclud|without|harmonic|except|trim", row.text):
+    if (
+        not m
+        or "weighted" in row.text.lower()
+        or re.search(r"(?i)exclud|without|harmonic|except|trim|suite|whole|full|entire|appendix", row.text)
+    ):
         return
     if len(_MEAN.findall(row.text)) > 1:
         return
@@ -133,7 +137,7 @@ def _mean(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     more = f"; {m['n']} is the {other[fits[0]]}" if fits else ""
     outside = not min(values) <= q.mid <= max(values)
     message = f"the {name} of the {len(values)} rows is {made[kind]:.4g}, not {m['n']}{more}"
-    sure = (fits and len(values) in counts) or outside
+    sure = len(values) in counts and (fits or outside)
     yield _says(INCONSISTENT if sure else QUESTION, "total", message, _line(report, row, m["n"]), m["n"], held)
 
 

@@ -46,7 +46,7 @@ _BELOW = (
     ({"measured", "achieved", "actual", "observed"}, {"roof", "roofline", "ceiling", "bound", "attainable"}),
     ({"weights", "weight"}, {"peak", "total"}),
 )
-_AT = re.compile(r"(?:pass|recall|acc|hit|hits|r|p)@(\d+)$")
+_AT = re.compile(r"(?:pass|recall|acc|hit|hits)@(\d+)$")
 # A share's names, those of the part and of the whole; or of the two parts of the whole.
 _SHARES = (
     ({"hit"}, {"hits"}, {"lookups", "queries", "accesses", "requests"}, {"misses"}),
@@ -145,11 +145,12 @@ def _nested(record: Record) -> Iterator[Finding]:
         bad = {"error", "err", "loss", "target", "offered", "free"} & (x | y)
         for part, whole in _NESTED:
             if part in x and whole in y and not bad and (x - {part} == y - {whole} or part == "goodput"):
-                if part == "achieved" and not (a.kind == "percent" or "occupancy" in x):
+                if part in ("achieved", "allocated") and a.kind != {"achieved": "percent", "allocated": "bytes"}[part]:
                     continue
                 if part == "goodput" and (x ^ y) - {part, whole, "request", "req", "requests"}:
                     continue
-                yield _says(INCONSISTENT, "order", f"{a.name}, {a.text}, is a part of {b.name}, {b.text}", a, b)
+                sure = INCONSISTENT if part != "achieved" or "occupancy" in x else QUESTION
+                yield _says(sure, "order", f"{a.name}, {a.text}, is a part of {b.name}, {b.text}", a, b)
         for small, large in _BELOW:
             same = x - small == y - large or (small & {"weights"} and a.kind == "bytes")
             if x & small and y & large and not bad and same and a.kind in TYPED and a.value > 1.02 * b.value:
@@ -193,7 +194,8 @@ def _shares(record: Record) -> Iterator[Finding]:
                 beside_of = (*wholes, *rests)[:1]
                 whole = beside_of[0].value + parts[0].value * (not wholes)
                 message = f"{parts[0].value:,.0f} of {whole:,.0f} make {100 * made[0]:.3g} %, not {f.text}"
-                yield _says(INCONSISTENT, "ratio", message, f, parts[0], *beside_of)
+                sure = QUESTION if wholes and "requests" in wholes[0].words else INCONSISTENT  # others may be asked
+                yield _says(sure, "ratio", message, f, parts[0], *beside_of)
 
 
 def _stem(word: str) -> str:
