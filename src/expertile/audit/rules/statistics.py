@@ -17,20 +17,8 @@ from expertile.audit.units import RATES, TYPED, match_unit
 
 _RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "max": 100.0, "maximum": 100.0}
 _MEANS, _STDS = ("mean", "avg", "average"), ("std", "stdev", "stddev", "sd", "sigma")
-_RATE_WORDS = {
-    "throughput",
-    "bandwidth",
-    "tps",
-    "qps",
-    "rps",
-    "speed",
-    "tflops",
-    "gflops",
-    "flops",
-    "rate",
-    "util",
-    "fps",
-}
+_RATE_WORDS = {"throughput", "bandwidth", "tps", "qps", "rps", "speed"}
+_RATE_WORDS |= {"tflops", "gflops", "flops", "rate", "util", "fps"}
 _ERRORS = {"error", "err", "errors", "diff", "abs", "absolute"}
 _DEVIATIONS = ({"mae", "mean_abs"}, {"rmse"}, {"max_abs", "maxabs", "linf", "max"})
 # What counts a part of what: no such figure exceeds the other. Of memory, of accuracy, of requests, of occupancy.
