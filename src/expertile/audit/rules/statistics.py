@@ -34,6 +34,7 @@ _BELOW = (
     ({"measured", "achieved", "actual", "observed"}, {"roof", "roofline", "ceiling", "bound", "attainable"}),
     ({"weights", "weight"}, {"peak", "total"}),
 )
+_RELATED = {w for pair in _NESTED for w in pair}.union(*(a | b for a, b in _BELOW))
 _AT = re.compile(r"(?:pass|recall|acc|hit|hits)@(\d+)$")
 # A share's names, those of the part and of the whole; or of the two parts of the whole.
 _SHARES = (
@@ -126,7 +127,8 @@ def _deviations(record: Record) -> Iterator[Finding]:
 
 
 def _nested(record: Record) -> Iterator[Finding]:
-    for a, b in itertools.permutations(record.figures, 2):
+    held = [f for f in record.figures if {*f.words} & _RELATED or "@" in f.name]
+    for a, b in itertools.permutations(held, 2):
         if a.kind != b.kind or a.value - a.off <= 1.005 * (b.value + b.off):
             continue
         x, y = {*a.words}, {*b.words}
