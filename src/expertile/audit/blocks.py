@@ -21,6 +21,8 @@ _COUNTER = re.compile(
 )
 # Of LaTeX's tables: the end of a row, and lines that are none.
 _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\[a-z]*(?:rule|line)|\s*$")
+# "[ 40,  42)" is one cell.
+_INTERVAL = re.compile(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
 _GAP = re.compile(r"\s{2,}|\t+")
 _MEASURES = re.compile(
     r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
@@ -158,7 +160,8 @@ def _of_cells(rows: list[list[tuple[int, str]]]) -> Table:
 
 def _header_ok(header: list[str]) -> bool:
     # "FP16 ms" and "p50 ms" are names.
-    figures = any(re.search(r"\d\.\d|(?<![A-Za-z\d])\d+ ?(?:ms|us|s|GB|tokens)\b", h) for h in header)
+    outside = (re.sub(r"\([^()]*\)", "", h) for h in header)
+    figures = any(re.search(r"\d\.\d|(?<![A-Za-z\d])\d+ ?(?:ms|us|s|GB|tokens)\b", h) for h in outside)
     named = [h for h in header if re.search(r"[A-Za-z%]", h) and not is_numeric(h)]
     return not figures and len(named) >= 2 and len(named) >= len([h for h in header if h.strip()]) - 1
 
@@ -253,18 +256,23 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
         head = re.sub(r"\( +", "(", lines[i].text)
         header = split.split(head.lstrip("# ").strip())
         # Two columns are a table where the second has a unit.
-        if len(header) == 2 and not re.fullmatch(
-            r"(?i)speed-?up|tflops|gb/s|tok(?:ens)?/s|[mµun]?s|sec|[KMG]i?B|.*\(.+\)", header[1]
+        unit = unit_of_name(header[1]) if len(header) == 2 else None
+        if len(header) == 2 and not (
+            re.fullmatch(r"(?i)speed-?up|[mµun]?s|sec|[KMG]i?B|.*\(.+\)", header[1]) or (unit and unit.kind in RATES)
         ):
             continue
         # The rows' names may have no heading.
         first = split.split(lines[i + 1].text.strip()) if i + 1 < len(lines) else []
+        first = split.split(lines[i + 2].text.strip()) if len(first) == 1 and i + 2 < len(lines) else first
         if len(first) == len(header) + 1 and lines[i].text[:3].isspace() and not is_numeric(first[0]):
             header = ["", *header]
         if len(header) < 2 or not _header_ok(header) or re.search("[:=]", re.sub(r"\(.*?\)", "", "".join(header))):
             continue
         rows: list[tuple[int, list[str]]] = []
         used, end, between = 1, 1, False
+        # The index of a data frame has its name on a line of its own.
+        if header[0] == "" and len(lines) > i + 2 and re.fullmatch(r"\w+\s*", lines[i + 1].text):
+            used = end = 2
         # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
         below = lines[i + 1].text.lstrip("# ").strip() if i + 1 < len(lines) else ""
         if below and all(re.fullmatch(r"\([^()]*\)", u) for u in below.split()):
@@ -276,7 +284,7 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
                 at = c if len(units) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
                 header[at] += f" {m[0]}"
         for line in lines[i + used :]:
-            text = re.sub(r"\( +", "(", line.text.strip())
+            text = _INTERVAL.sub(r"\1\2,\3\4", re.sub(r"\( +", "(", line.text.strip()))
             cells = [cell for cell in split.split(text) if cell != ":"]
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]

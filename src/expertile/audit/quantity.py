@@ -106,7 +106,8 @@ _STATISTIC = re.compile(
 )
 RATIO = re.compile(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
-    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|sm|block|warp|node|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
+    r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|sm|block|cta|warp|wave|thread|core|node|rank|user|request|req|token|"
+    r"row|element|item|expert|head|layer|step|iter|call|epoch|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
 )
 _PER_STEP = re.compile(
     r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"

@@ -230,9 +230,11 @@ def _csv(lines: list[Line]) -> list[Block]:
     notes = [cells[0].startswith("#") and usual != [] and len(cells) != usual[0][0] for _, cells in rows]
     rows = [row for row, note in zip(rows, notes, strict=True) if not note]
     # The head is the widest of the first lines; what stands above it is text.
+    # A remark with as many commas and spaces as a sentence is none; a head that begins with # ranks behind a plain one.
+    spoken = [cells[0].startswith("#") and " " in cells[0][2:].strip() for _, cells in rows]
     head = max(
         range(min(9, len(rows))),
-        key=lambda r: (sum(map(bool, map(str.strip, rows[r][1]))), rows[r][1][0][:1] != "#", -r),
+        key=lambda r: (not spoken[r], sum(map(bool, map(str.strip, rows[r][1]))), rows[r][1][0][:1] != "#", -r),
         default=0,
     )
     if len(rows) < head + 2 or len(rows[head][1]) < 2:

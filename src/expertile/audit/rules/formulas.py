@@ -41,13 +41,8 @@ def _resident(registers: float, threads: float, most: float) -> float:
     return min(blocks, most // warps) * warps / most
 
 
-def _sure_share(p99: float, limit: float) -> float:
-    """What share of the requests is within a limit at least, where their 99th percentile is."""
-    return 0.99 if p99 <= limit else 1e-9
-
-
 _FUNCTIONS: dict[str, Callable[..., float]] = {
-    f.__name__.strip("_"): f for f in (math.exp, math.log, math.ceil, math.floor, min, _resident, _sure_share)
+    f.__name__.strip("_"): f for f in (math.exp, math.log, math.ceil, math.floor, min, _resident)
 }
 
 
@@ -169,8 +164,6 @@ FORMULAS = (
     Formula(
         "real-time factor", "rtf = processing / audio | audio / processing", sure=2, slack=0.03, far=0.2, reach="row"
     ),
-    Formula("share", "ttft_within >= sure_share(ttft_p99, ttft_slo)", sure=_NEVER, reach="row"),
-    Formula("share", "e2e_within >= sure_share(e2e_p99, e2e_slo)", sure=_NEVER, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),

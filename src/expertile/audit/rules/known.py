@@ -10,18 +10,12 @@ from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 from expertile.audit.rules.terms import parameters
-from expertile.audit.units import TYPED
 
 # Bytes of a parameter that ZeRO leaves whole and that it shards, with Adam in mixed precision: 2 of weights, 2 of
 # gradients, 12 of the optimizer's state (Rajbhandari et al. 2020, arXiv:1910.02054).
 _ZERO = {"1": (4, 12), "2": (2, 14), "3": (0, 16)}
 _STAGE = re.compile(r"(?i)\bzero\W{0,3}(?:stage\W{0,3})?([123])\b")
 _RANKS = re.compile(r"(?i)\b(\d+) ?(?:gpus?|ranks)\b")
-# What no figure beside it exceeds.
-_WITHIN = (
-    (r"measured|achieved|actual|observed", r"\broof|ceiling|theoretical|upper bound|attainable"),
-    (r"^\W*(?:model )?weights?\b", r"\bpeak|max_?mem|\btotal\b|in use|allocated"),
-)
 _TRIMMED = re.compile(
     r"(?i)\b(?:drop|discard|exclud|without|remov|ignor)\w* (?:the )?(?:fastest|best|lowest|shortest)(?: \w+)? "
     r"(?:and|&) (?:the )?(?:slowest|worst|highest|longest)|olympic"
@@ -50,19 +44,6 @@ def sharded(report: Report) -> Iterator[Finding]:
                 message = f"ZeRO leaves {si(q.value.mid * x * scale, 'B')} by its formula, not {q.text}: of what is it?"
                 yield finding(QUESTION, "memory", message, q)
                 break
-
-
-def within(report: Report) -> Iterator[Finding]:
-    """A measured figure above its roof, weights above the peak of memory: of one row, where the others are below."""
-    for grid in report.grids:
-        for small, large in _WITHIN:
-            a, b = ([c for c, h in enumerate(grid.header) if re.search(f"(?i){form}", h)] for form in (small, large))
-            if len(a) == 1 and len(b) == 1 and a != b:
-                cells = [(p, q) for r in grid.body if (p := r.figure(a[0])) and (q := r.figure(b[0], p.kind))]
-                over = [(p, q) for p, q in cells if p.plain.lo > 1.02 * q.plain.hi and p.kind in TYPED]
-                for p, q in over if len(over) == 1 and len(cells) > 2 else ():
-                    message = f"{grid.header[a[0]]}, {p.text}, is more than {grid.header[b[0]]}, {q.text}"
-                    yield finding(QUESTION, "order", f"{message}: are both of the same run?", p, q)
 
 
 def trimmed(report: Report) -> Iterator[Finding]:

@@ -23,7 +23,10 @@ _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
-_EARLIER = re.compile(r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:before (?:this|that|the)|used to|was at|previously)\b")
+_EARLIER = re.compile(
+    r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
+    r"was at|previously)\b"
+)
 _CALLS = re.compile(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )

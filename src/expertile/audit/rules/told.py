@@ -172,6 +172,8 @@ def change_of(row: Row, q: Quantity, sure: bool, last: int) -> str:
     head, tail = row.text[: q.start], row.text[q.end :]
     if q.kind == "percent" and re.match(r"\W*(?:slower|longer|more|higher)\b", tail):
         return "gain"
+    if q.kind == "percent" and re.match(r"\W*(?:faster|quicker|speed-?\s?up)\b", tail):
+        return ""
     by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-last:] + tail[:12])
     close = not sure or _LESS.search(head[-16:] + tail[:12])
     # "dropped by 60 %" is a change; "to 60 % of it" is a share. Throughput that "rose by 33 %" did not fall by it.

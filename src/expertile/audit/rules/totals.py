@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval, printed
-from expertile.audit.quantity import Quantity, stem
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, on_sheet
-from expertile.audit.units import RATES, TIMES, TYPED, unit_of_name
+from expertile.audit.units import TYPED, unit_of_name
 
 _TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
@@ -29,15 +29,21 @@ _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
+_PART_OF = re.compile(
+    r"\s*(?:\||<tr\b[^>]*>\s*<td\b[^>]*>)\s*(?:&nbsp;|&emsp;|\u00a0|[└├↳]|[-–·] |of which\b)"
+)  # of the row above
 _ADDS = ("time", "bytes", "percent", "gpu*s", "money", "energy")
 _NO_PART = re.compile(
     r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
     r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
 )
-_RANK = re.compile(
+_RANK = (
     r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
     r"(median)|(max(?:imum)?|slowest))(?![a-z])"
 )
+_RANKED = re.compile(rf"{_RANK}|\b(mean|avg|average)\b")
+_RANK_NEAR = re.compile(_RANK)
+_SLASHED = re.compile(r"(?<![\w/])(p\d\d(?:/p?\d\d)+)\b[^\d/]{0,16}(\d[\d.]*(?:/\d[\d.]*)+)(?![\d/])")
 # An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
 _AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 _WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
@@ -68,7 +74,7 @@ def totals(report: Report) -> Iterator[Finding]:
             if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
                 yield from _summary(grid, row, held)
                 held = []
-            elif not row.summary:
+            elif not (row.summary or _PART_OF.match(report.lines[row.line - 1])):
                 held.append(row)
     for row in report.lines_of_text:
         yield from _listed(row)
@@ -79,41 +85,6 @@ def totals(report: Report) -> Iterator[Finding]:
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
-
-
-def across(report: Report) -> Iterator[Finding]:
-    """ "run1, run2, run3, mean": a row whose last column is not what its name says of those before it."""
-    for grid in report.grids:
-        heads = [re.sub(r"\s*\(.*?\)", "", h.lower()) for h in grid.header]
-        names = [re.sub(r"[\s_#=:]*\d[\d.]*[kmg]?$", "", h) for h in heads]
-        for c, of in enumerate(map(_ACROSS.fullmatch, names)):
-            first = next((i for i in range(c) if len({*names[i:c]}) == 1 and names[i] != heads[i]), c)
-            if not of or c - first < 3:
-                continue
-            odd, good = [], 0
-            for row in grid.rows:
-                q, held = row.figure(c), [x.value.mid for i in range(first, c) if (x := row.figure(i))]
-                if q and len(held) == c - first:
-                    made = [statistics.fmean(held), statistics.median(held)] if of["mean"] else [max(held), min(held)]
-                    fits = any(q.plain.meets(m, 0.006) for m in made)
-                    good += fits
-                    odd += [] if fits else [(q, made[0], not min(held) <= q.value.mid <= max(held))]
-            for q, m, outside in odd if len(odd) == 1 and good else ():
-                would = m / q.value.mid * printed(re.sub(r"[^\d.]", "", q.text)).mid
-                message = f"the {names[c]} of the {c - first} columns before is {would:.4g}, not {q.text}"
-                yield finding(INCONSISTENT if outside and good > 1 else QUESTION, "total", message, q)
-
-
-def phases(report: Report) -> Iterator[Finding]:
-    """Times below the word breakdown, and the one of the whole that stands behind them in their block."""
-    lines = report.lines_of_text
-    for i, row in enumerate(lines):
-        if _BROKEN_DOWN.search(row.text) and not row.of("time"):
-            below = [r for r in lines[i + 1 : i + 30] if r.block == row.block]
-            parts = [t for r in itertools.takewhile(lambda r: r.only("time"), below) for t in r.of("time")]
-            whole = [t for r in below[len(parts) :] for t in r.of("time") if _OF_ALL.search(t.label)]
-            if len(parts) > 2 and len(whole) == 1 and whole[0].exact:
-                yield from _made_of(whole[0], parts, True, False)
 
 
 def _added(figures: list[Quantity]) -> Iterator[Finding]:
@@ -163,7 +134,7 @@ def _listed(row: Row) -> Iterator[Finding]:
         some = [c for k in range(2, len(parts)) for c in itertools.combinations(parts, k)] if loose else []
         if any(q.value.meets(sum(x.value.mid for x in c) * times, 0.02) for c in some for times in (1, 2)):
             continue  # of some of them, each way
-        ranked = any(_RANK.search(x.label.lower()[-12:]) for x in parts)
+        ranked = any(_RANK_NEAR.search(x.label.lower()[-12:]) for x in parts)
         if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
@@ -195,7 +166,8 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
     good, odd, exactly = 0, [], 0
-    for q in row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))):
+    bare = [q for q in row.of("number") if total and re.search(r"\.\d", q.text)]
+    for q in (*row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))), *bare):
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
@@ -217,71 +189,43 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
 
 
-def achieved(report: Report) -> Iterator[Finding]:
-    """ "Theoretical Occupancy % 25.00" and "Achieved Occupancy % 43.87": more than what there is in theory."""
-    theory: dict[str, tuple[int, str]] = {}
-    for number, line in enumerate(report.lines, 1):
-        if m := _THEORY.search(line):
-            known = theory.get(m["of"].lower(), (0, "inf"))
-            if m["theory"]:
-                theory[m["of"].lower()] = number, m["value"]
-            elif number - known[0] < 12 and float(m["value"]) > 1.01 * float(known[1]):
-                message = f"{m['value']} is achieved of {known[1]} in theory"
-                yield Finding(INCONSISTENT, "order", number, m["value"], message, (known[0],))
-
-
 def orders(report: Report) -> Iterator[Finding]:
-    """A percentile below a lower one, a maximum below the median, a mean outside of both; of one row or one column."""
-    for row in report.all_rows:
-        named = [(q.label, q) for q in row.quantities]
-        line = row.kind == "line"  # of three figures of one name nothing else can be meant
-        yield from [*_ordered(named, True, line)] or (_ordered(named, False) if line else ())
-        ranks, times = [m[0] for m in _RANK.finditer(row.text.lower())], row.of("time")
-        if row.kind == "line" and len(ranks) == len(times) > 1 and row.text.lower().rfind(ranks[-1]) < times[0].start:
-            yield from _ordered([*zip(ranks, times, strict=True)], False)  # "p50 / p99 were 120 and 260 ms"
-        for m in _AROUND.finditer(row.text) if line else ():
+    """Sentences whose figures are in the wrong order: "median 4.1 ms, max 4.0 ms", "[1.4 ms 1.3 ms 1.2 ms]",
+    "p50 / p99 were 320 and 260 ms"; of two alone it asks."""
+    for row in report.lines_of_text:
+        text, wrong, sure = row.text.lower(), list[tuple[Quantity, Quantity]](), True
+        for m in _AROUND.finditer(row.text):
             held = [q for q in row.of(*TYPED) if m.start() < q.start < m.end()]
             if len(held) == 3 and {q.kind for q in held} == {held[0].kind}:
-                low, middle, high = (q.value for q in held)
-                if low.lo > middle.hi or middle.lo > high.hi:
-                    message = f"{', '.join(q.text for q in held)} are in the wrong order"
-                    yield finding(INCONSISTENT, "order", message, held[1], held[0], held[2])
-    for grid in report.tables:
-        for c in range(len(grid.header)):
-            cells = [(row, q) for row in grid.rows if (q := row.figure(c))]
-            yield from _ordered([(row.label if grid.drawn else row.text[: q.start], q) for row, q in cells], True)
+                wrong += [(a, b) for a, b in itertools.pairwise(held) if a.value.lo > b.value.hi]
+        ranks = [(m.end(), _rank(m)) for m in _RANKED.finditer(text)]
+        times = [q for q in row.of("time", "s_per_item") if q.value.mid]
+        beside = [(r, q) for end, r in ranks for q in times if 0 <= q.start - end < 12]
+        if len(times) == len(ranks) > 1 and ranks[-1][0] < times[0].start:
+            beside = [(r, q) for (_, r), q in zip(ranks, times, strict=True)]
+        if len(beside) == len({r for r, _ in beside}) == len(times) and len({q.kind for q in times}) == 1 and not wrong:
+            pairs = itertools.permutations(beside, 2)
+            wrong = [(a, b) for (r, a), (s, b) in pairs if _below(r, s) and a.value.lo > 1.005 * b.value.hi]
+            sure = len(beside) > 2 and not re.search(r"limit|cap\b|timeout|target|slo\b", text)
+        for m in _SLASHED.finditer(text):  # "p50/p90/p99: 12/30/25 ms"
+            of, figures = [float(x) for x in re.findall(r"\d+", m[1])], [printed(x) for x in m[2].split("/")]
+            each = itertools.combinations(zip(of, figures, strict=False), 2)
+            if len(of) == len(figures) and any(p < q and x.lo > y.hi for (p, x), (q, y) in each):
+                message = f"{m[2]} are in the wrong order of {m[1]}"
+                yield Finding(INCONSISTENT, "order", row.line, m[2], message, (row.line,))
+        for a, b in wrong[:1]:
+            message = f"{a.text} and {b.text} are in the wrong order"
+            yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)
 
 
-def _ordered(figures: list[tuple[str, Quantity]], sure: bool, line: bool = False) -> Iterator[Finding]:
-    groups, last = dict[tuple[str, str], dict[float, Quantity]](), ""
-    for label, q in figures:
-        plain = re.sub(r"[_/]", " ", label.lower())
-        if re.search(r"\b(?:min|max)\w* (?:test )?duration", plain):
-            continue  # a setting
-        ranks, mean = _RANK.findall(plain[-40:]), re.search(r"\b(?:avg|average|mean)\b", plain[-40:])
-        sure_of = q.value.mid > 0 and (q.exact or re.search(r"\b(?:max(?:imum)?|min(?:imum)?)\W*$", plain))
-        # Of rates a high percentile may be a low one.
-        least_most = not any(p or th for _, p, th, _, _ in ranks)
-        bare = q.kind == "number" and sure and q.column > 0
-        timed = q.kind in TIMES or bare or (q.kind in RATES and least_most)
-        if sure_of and timed and len(ranks) + bool(mean) == 1:
-            least, p, th, median, most = (*ranks, ("",) * 5)[0]
-            rank = -1.0 if mean else 0.0 if least else 100.0 if most else 50.0 if median else float(p or th)
-            name = stem(_RANK.sub(" ", re.sub(r"\b(?:of|and|the|at|is|was|a)\b", " ", plain))) if sure else ""
-            last = name = name or last * line  # a line names its subject once
-            held = groups.setdefault((q.kind, name), {})
-            held |= {rank: q, 200.0: q} if rank in held else {rank: q}
-    for held in (h for h in groups.values() if 200.0 not in h and len(h) >= 2 + line):  # of each rank one
-        for low, high in ((x, y) for x in held for y in held if x < y):
-            # A mean may be above the 90th percentile, but neither above the maximum nor below the minimum.
-            a, b = held[low], held[high]
-            above = a.value.lo > 1.005 * b.value.hi and (low >= 0 or high == 100)
-            if above or (low == -1 and high == 0 and b.value.lo > 1.005 * a.value.hi):
-                names = [f"{f'percentile {r:.0f}' if r >= 0 else 'the mean'}, {held[r].text}" for r in (low, high)]
-                message = f"{names[0]}, and {names[1]}, are in the wrong order"
-                certain = sure and b.kind != "number"
-                yield finding(INCONSISTENT if certain else QUESTION, "order", message, b, a)
-                break
+def _rank(m: re.Match[str]) -> float:
+    least, p, th, median, most, _ = m.groups()
+    return 0.0 if least else 100.0 if most else 50.0 if median else float(p or th) if p or th else -1.0
+
+
+def _below(r: float, s: float) -> bool:
+    """Whether a figure of the rank `r`, -1 for a mean, is never above one of `s`."""
+    return (0 <= r < s) or (r == -1 and s == 100) or (r == 0 and s == -1)
 
 
 def shared(report: Report) -> Iterator[Finding]:

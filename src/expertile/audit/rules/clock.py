@@ -1,0 +1,144 @@
+"""Times of day in a log, what its steps and itself are said to take, what is left; processor time of a command."""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
+from expertile.audit.report import Report
+
+_STAMP = re.compile(r"(?<![\d:])(?:(\d{4})[-/](\d\d)[-/](\d\d)[T ])?(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(?![\d:])")
+_ELAPSED = re.compile(
+    r"(?i)\b(?:elapsed|total (?:run ?)?time|finished in|done in|took|wall ?time)\b[:= ]*"
+    r"(?:(?P<h>\d+) ?h\w* ?)?(?:(?P<m>\d+) ?m(?:in\w*)? ?)?(?P<s>\d+(?:\.\d+)?) ?s(?:ec\w*)?\b\W*$"
+)
+_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?)s?[ :=\[]+(?P<n>\d+)(?: ?/ ?(?P<of>\d+))?")
+_EACH = re.compile(
+    r"(?i)(?P<a>\d+(?:\.\d+)?) ?(?P<u>m?s) ?/ ?(?:step|it|iter)\b|\b(?:avg[_ ])?(?:step|"
+    r"iter)(?:_time)?_(?P<v>m?s)[ :=]+(?P<b>\d+(?:\.\d+)?)"
+)
+_ETA = re.compile(
+    r"(?i)\b(?:eta|remaining|left)[ :=]+(?:(?P<d>\d+) ?d\w*,? ?)?(?P<h>\d+):(?P<m>\d\d)(?::(?P<s>\d\d))?\b"
+)
+_CPU = re.compile(r"(?m)^(?P<what>real|user|sys)\s+(?:(?P<h>\d+)h)?(?P<m>\d+)m(?P<s>\d+(?:\.\d+)?)s")
+_BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
+_FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
+_CORES = re.compile(r"(?i)\b(\d+)[ -](?:hardware |hw |logical |cpu )?(?:threads|vcpus?|logical cpus|cpus)\b")
+
+
+def clocks(report: Report) -> Iterator[Finding]:
+    yield from _elapsed(report)
+    yield from _steps(report)
+    yield from _left(report)
+    yield from _bars(report)
+    yield from _processor(report)
+
+
+def _seconds(m: re.Match[str]) -> float:
+    year, month, day = (int(x or 0) for x in m.groups()[:3])
+    of_day = int(m[4]) * 3600 + int(m[5]) * 60 + int(m[6]) + float(f"0.{m[7]}" if m[7] else 0)
+    return ((year * 12 + month) * 31 + day) * 86400.0 + of_day
+
+
+def _stamped(report: Report) -> list[tuple[int, float, str]]:
+    """Lines that begin with a time, and the rest of them."""
+    found = ((n, _STAMP.search(line[:40]), line) for n, line in enumerate(report.lines, 1))
+    return [
+        (n, _seconds(m), line[m.end() :]) for n, m, line in found if m and not re.search(r"[a-z]{4}", line[: m.start()])
+    ]
+
+
+def _elapsed(report: Report) -> Iterator[Finding]:
+    """A log's last line, which says how long all of it took."""
+    lines = _stamped(report)
+    if len(lines) < 4 or len(lines) < 0.8 * len([x for x in report.lines if x.strip()]):
+        return
+    number, last, text = lines[-1]
+    m, span = _ELAPSED.search(text), last - lines[0][1]
+    again = any(re.search(r"(?i)resum|restart|attach|\bprevious\b", t) for _, _, t in lines)
+    if m and 0 < span < 10 * 86400 and not again and not re.search(r"(?i)epoch|step|per\b", text):
+        said = 3600 * int(m["h"] or 0) + 60 * int(m["m"] or 0) + float(m["s"])
+        # Before its first line a program may have loaded, and it may speak of a part.
+        if said > 1.25 * span + 30 or (said < 0.8 * span and not re.search(r"(?i)took|in\b|only", text)):
+            message = f"from the first line to this one {span:.0f} s pass, not {said:.0f}"
+            verdict = INCONSISTENT if said > span else QUESTION  # else of a part
+            yield Finding(verdict, "time", number, m[0].strip(), message, (lines[0][0], number))
+
+
+def _steps(report: Report) -> Iterator[Finding]:
+    """The time of a step against the times of day of the lines and the steps between them."""
+    held = []
+    for n, at, text in _stamped(report):
+        step, each = _STEP.search(text), _EACH.search(text)
+        if step and each:
+            unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
+            held.append((n, at, int(step["n"]), float(each["a"] or each["b"]) * unit, each["a"] or each["b"]))
+    rows = [(b, (b[1] - a[1]) / (b[2] - a[2])) for a, b in itertools.pairwise(held) if b[2] > a[2] and b[1] - a[1] > 20]
+    good = [b for b, x in rows if abs(b[3] / x - 1) < 0.03]
+    odd = [(b, x) for b, x in rows if abs(b[3] / x - 1) > 0.12]
+    if len(good) >= max(3, 0.7 * len(rows)) and len(odd) == 1:
+        ((n, _, _, value, text), x), lines = odd[0], [h[0] for h in held]
+        last = lines[lines.index(n) - 1]
+        # A pause makes the lines lie further apart; nothing lets them be closer.
+        paused = x > 2 * value or re.search(
+            r"(?i)eval|valid|checkpoint|sav|restart|wait", "".join(report.lines[last : n - 1])
+        )
+        message = f"the lines above and here lie {x:.4g} s a step apart, not {text}"
+        if value > x or not paused:
+            yield Finding(INCONSISTENT if value > 1.3 * x else QUESTION, "time", n, text, message, (last, n))
+
+
+def _left(report: Report) -> Iterator[Finding]:
+    """What is left: the steps that are left × the time of each."""
+    rows = []
+    for n, line in enumerate(report.lines, 1):
+        step, each, eta = _STEP.search(line), _EACH.search(line), _ETA.search(line)
+        if step and step["of"] and each and eta and int(step["of"]) > int(step["n"]):
+            unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
+            made = (int(step["of"]) - int(step["n"])) * float(each["a"] or each["b"]) * unit
+            said = 86400.0 * int(eta["d"] or 0) + 3600 * int(eta["h"]) + 60 * int(eta["m"]) + int(eta["s"] or 0)
+            said = said if eta["s"] else said / 60
+            rows.append((n, said, made, eta[0]))
+    good = [r for r in rows if abs(r[1] - r[2]) < 0.04 * r[2] + 2]
+    odd = [r for r in rows if abs(r[1] - r[2]) > 0.15 * r[2] + 5]
+    if len(good) >= max(3, 0.7 * len(rows)) and len(odd) == 1:
+        n, said, made, text = odd[0]
+        message = f"the steps that are left take {_hours(made)}, not {_hours(said)}"
+        yield Finding(QUESTION if n == rows[0][0] else INCONSISTENT, "time", n, text, message, (n,))
+
+
+def _hours(s: float) -> str:
+    return f"{s // 3600:.0f}:{s // 60 % 60:02.0f}:{s % 60:02.0f}"
+
+
+def _bars(report: Report) -> Iterator[Finding]:
+    """Progress bars ("30/30 [00:03<00:00, 9.41it/s]") and the time in the line below each: it asks."""
+    rows = []
+    for n, line in enumerate(report.lines[:-1], 1):
+        bar, t = _BAR.search(line), _FIRST_TIME.search(report.lines[n])
+        if bar and t and float(bar["rate"]):
+            rows.append((n + 1, float(t["t"]), int(bar["n"]) / float(bar["rate"]), t["t"]))
+    odd = [r for r in rows if abs(r[1] / r[2] - 1) > 0.2]
+    if len(rows) > 2 and len(odd) == 1 and all(abs(r[1] / r[2] - 1) < 0.03 for r in rows if r not in odd):
+        n, _, made, text = odd[0]
+        message = (
+            f"the bar above took {made:.3g} s, not {text}, as all others took what is said below them: which is it?"
+        )
+        yield Finding(QUESTION, "time", n, text, message, (n - 1, n))
+
+
+def _processor(report: Report) -> Iterator[Finding]:
+    """ "real", "user" and "sys": no command uses more than all threads of the machine."""
+    text = "\n".join(report.lines)
+    cores = {int(x) for x in _CORES.findall(text)}
+    found = {m["what"]: m for m in _CPU.finditer(text)}
+    if len(cores) == 1 and {"real", "user"} <= found.keys() and len(_CPU.findall(text)) <= 3:
+        wall, user = (
+            3600 * int(m["h"] or 0) + 60 * int(m["m"]) + float(m["s"]) for m in (found["real"], found["user"])
+        )
+        most = max(cores) * wall
+        if user > 1.05 * most and not re.search(r"(?i)\b(?:nodes|sockets|hosts|ssh|srun|mpirun|distcc)\b", text):
+            line = text.count("\n", 0, found["user"].start()) + 1
+            message = f"{max(cores)} threads have {most:.0f} s of processor time in {wall:.0f} s, not {user:.0f}"
+            sure = re.search(r"(?i)\d[ -](?:hardware|hw|logical)|vcpus?|nproc|\d cpus", text)
+            yield Finding(INCONSISTENT if sure else QUESTION, "time", line, found["user"][0], message, (line,))
