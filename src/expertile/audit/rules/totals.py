@@ -29,6 +29,7 @@ _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
+_RATIOS = re.compile(r"(?i)ratio|speed|gain|rel|norm|eff|per(?![a-z])|/|\brate|%|(?<![a-z])x(?![a-z])|mean|avg|intens")
 _PART_OF = re.compile(
     r"\s*(?:\||<tr\b[^>]*>\s*<td\b[^>]*>)\s*(?:&nbsp;|&emsp;|\u00a0|[└├↳]|[-–·] |of which\b)"
 )  # of the row above
@@ -166,7 +167,8 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
     good, odd, exactly = 0, [], 0
-    bare = [q for q in row.of("number") if total and re.search(r"\.\d", q.text)]
+    # Without a unit a column may be of ratios.
+    bare = [q for q in row.of("number") if total and re.search(r"\.\d", q.text) and not _RATIOS.search(q.label)]
     for q in (*row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))), *bare):
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
@@ -186,7 +188,8 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         span_of = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
         ask = "" if good else ": which rows does it count?"
         message = f"{span_of} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}{ask}"
-        yield finding(INCONSISTENT if good else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
+        sure = good and q.kind != "number"
+        yield finding(INCONSISTENT if sure else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
 
 
 def orders(report: Report) -> Iterator[Finding]:
