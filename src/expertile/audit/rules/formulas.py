@@ -192,6 +192,27 @@ FORMULAS = (
     Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
     Formula("total", "whole = count * each", sure=_NEVER, slack=0.03, reach="block", unless="warm"),
+    # Figures that count something, and what they make.
+    Formula(
+        "concurrency",
+        "clients = request_rate * mean_latency",
+        sure=_NEVER,
+        slack=0.06,
+        unless=r"open.loop|poisson|rate.limit|think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b",
+    ),
+    Formula(
+        "throughput", "request_rate = completed / window", sure=_NEVER, slack=0.03, unless="ramp|warm", reach="block"
+    ),
+    Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="row"),
+    Formula("ratio", "row_nonzeros = nonzeros / matrix_rows", slack=0.01, reach="block"),
+    Formula(
+        "grid",
+        "launched_blocks = ceil(elements / (block_threads * thread_elements))",
+        reach="block",
+        unless="persistent|grid.stride",
+    ),
+    Formula("waves", "all_waves = launched_blocks / wave_blocks", slack=0.02, reach="block"),
+    Formula("share of peak", "efficiency = rmax / rpeak", slack=0.01, reach="block", unless="scaling|parallel eff"),
     # Energy and carbon.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
     Formula(
@@ -242,13 +263,21 @@ def formulas(report: Report) -> Iterator[Finding]:
             continue
         ways = right.split(" | ")
         broken, kept = [], 0
+        by_way: dict[int, list[tuple[Named, list[_Made | None]]]] = {}
         for figure in {(f.line, f.value.mid): f for f in some}.values():
             several = [_made(report, figure, formula, left, way) for way in ways]
             made = [m for m in several if m] if several[0] else []  # the others excuse
             if made and any(_keeps(m, sign, formula.slack) for m in made):
                 kept += 1
+                way = next(i for i, m in enumerate(several) if m and _keeps(m, sign, formula.slack))
+                by_way.setdefault(way, []).append((figure, several))
             elif made and not any(_keeps(m, sign, formula.far) for m in made):
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
+        # One row counts otherwise than all others.
+        usual = max(by_way, key=lambda w: len(by_way[w]), default=0)
+        odd = [x for w, some_of in by_way.items() if w != usual for x in some_of]
+        if formula.reach == "row" and len(odd) == 1 and len(by_way[usual]) > 2 and (m := odd[0][1][usual]):
+            broken += [] if _keeps(m, sign, max(formula.slack, formula.far)) else [(odd[0][0], m)]
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
             continue  # another convention
         near = 2 if formula.sure < _NEVER else 1
