@@ -24,6 +24,7 @@ _SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without struc
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
+    r"(?:whole|full|entire) (?:step|run|pass|iteration|pipeline|model|forward|request)(?=\W*$)|"
     r"all(?!-)(?! others?\b))\b"
 )
 

@@ -13,6 +13,7 @@ from expertile.audit.records import Named, Sheet, digits, series, sheets, words
 from expertile.audit.report import Report, Row
 from expertile.audit.units import RATES
 
+_SUMMARY = re.compile(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)")
 _COUNT = "|".join(words_ := {**DIGITS, "one": "1", "five": "5", "seven": "7", "nine": "9", "ten": "10"})
 _MEAN = re.compile(
     r"(?i)\b(?:(?P<geo>geo(?:metric(?:al)?)?[ -]?mean)|(?P<median>median)|(?:arithmetic |plain |"
@@ -89,9 +90,14 @@ def _body(s: Sheet, c: int) -> list[Named]:
     some = [
         s.rows[r][c]
         for r, key in enumerate(s.keys)
-        if c in s.rows[r] and not re.match(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)", key)
+        if c in s.rows[r] and not _SUMMARY.match(key)
     ]
     return some if len({f.kind for f in some}) == 1 else []
+
+
+def _own(s: Sheet) -> list[dict[int, Named]]:
+    """The rows but those of totals and means."""
+    return [row for row, key in zip(s.rows, s.keys, strict=True) if not _SUMMARY.match(key)]
 
 
 def _values(s: Sheet) -> list[int]:
@@ -145,10 +151,10 @@ def _wins(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     """ "Ahead at 9 of the 10 sizes" beside a table of ten rows and two columns."""
     for m in _WINS.finditer(row.text):
         n, rows = _number(m["n"]), _number(m["m"])
-        fit = [s for s in near if len(s.rows) == rows and len(_values(s)) == 2 and len(s.numeric) <= 3]
+        fit = [s for s in near if rows in (len(s.rows), len(_own(s))) and len(_values(s)) == 2 and len(s.numeric) <= 3]
         if not _WON.search(row.text) or _BY.search(row.text.replace(m[0], "")) or len(fit) != 1 or n > rows:
             continue
-        a, b = (fit[0].column(c) for c in _values(fit[0]))
+        a, b = ([r[c] for r in (_own(fit[0]) if len(fit[0].rows) != rows else fit[0].rows)] for c in _values(fit[0]))
         if len({f.kind for f in (*a, *b)}) > 1:
             continue
         less = sum(x.value < y.value for x, y in zip(a, b, strict=True))

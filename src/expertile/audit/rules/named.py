@@ -104,7 +104,7 @@ def _of_line(row: Row) -> Iterator[Named]:
         q = next((q for q in row.quantities if q.start == m.start("v") and q.exact), None)
         yield _pair(row, m["key"], m["v"], row.line, q)
     code, past = row.report.blocks[row.block].kind != "prose", 0
-    at = {q.start: q for q in row.quantities if q.exact}
+    at = {q.start: q for q in row.quantities if q.exact or re.match(r"\W*[Rr]max\b", row.text)}
     text = _BRACKETS.sub(lambda m: " " * len(m[0]), row.text)
     for m in _VALUE.finditer(text):
         sign = _SIGN.search(text, past, m.start())

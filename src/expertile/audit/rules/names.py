@@ -139,7 +139,7 @@ NAMES = {
     "block_threads": Name(
         "n", r"(?:thread )?block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024
     ),
-    "block_smem": Name("bytes", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
+    "block_smem": Name("bytes other", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
     "resident_blocks": Name(
         "n", r"(?:ctas|blocks) per sm", rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b|{_N} resident (?:ctas?|blocks?)\b"
     ),

@@ -15,7 +15,7 @@ from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, on_sheet
 from expertile.audit.units import TYPED, unit_of_name
 
-_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
+_TOTAL = re.compile(r"(?i)\btotal\b|^\W*(?:whole|full|entire) \w+\W*$|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
 _BROKEN_DOWN = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
 _OF_ALL = re.compile(
