@@ -40,7 +40,7 @@ def _shown(value: float, like: Named) -> str:
 def _fitting(s: Sheet) -> Iterator[Finding]:
     """Whole numbers of things that fit into one capacity, and the size of each: all rows but one have a capacity."""
     for c in (c for c in s.numeric if _FITS.search(s.header[c])):
-        for size in (x for x in s.numeric if x != c and all(row[x].kind == "bytes" for row in s.rows)):
+        for size in (x for x in s.numeric if x != c and all(row[x].kind[:2] in ("by", "B/") for row in s.rows)):
             rows = [(row[c], row[size]) for row in s.rows if row[c].whole and row[c].value >= 1 and row[size].value]
             if len(rows) < 4 or len(rows) < len(s.rows):
                 continue

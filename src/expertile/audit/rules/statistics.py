@@ -45,6 +45,7 @@ _SHARES = (
 )
 _RATIO = {"rate", "ratio", "share", "fraction"}
 _HALF = re.compile(r"95 ?%[^±\n]*±\s*(?P<n>\d+(?:\.\d+)?) ?(?P<unit>[^\W\d]\S*)")
+_APART = {"wall", "with", "incl", "including"}
 _COUNTS = {"iterations", "iters", "iter", "launches", "repetitions", "reps", "repeats", "calls"}
 
 
@@ -214,30 +215,22 @@ def _per(record: Record) -> Iterator[Finding]:
 
 
 def _repeated(record: Record) -> Iterator[Finding]:
-    """So many iterations of a mean time each are the loop's total."""
-    counts = [
-        f
-        for f in record.figures
-        if f.words and f.words[-1] in _COUNTS and f.kind in ("number", "items") and f.value > 1
-    ]
-    times = [f for f in record.figures if f.kind == "time" and f.value > 0]
-    means = [
-        f
-        for f in times
-        if {*f.words} & {*_MEANS}
-        and (
-            {*f.words} <= {*_MEANS, "time", "latency"}
-            or {*map(_stem, f.words)} & {"iteration", "iter", "call", "launch", "run"}
-        )
-    ]
-    totals = [f for f in times if "total" in f.words and not {*f.words} & {"wall", "with", "incl", "including"}]
-    if len(counts) == len(means) == len(totals) == 1 and not {"warmup", "warm"} & {*counts[0].words}:
-        (n,), (mean,), (total,) = counts, means, totals
+    """So many iterations of a mean time each are the loop's total; so are sweeps and a time per sweep."""
+    times = [f for f in record.figures if f.kind in ("time", "s_per_item") and f.value > 0]
+    totals = [f for f in times if {"total", "whole"} & {*f.words} and not {*f.words} & _APART]
+    counts = [f for f in record.figures if f.words and f.whole and f.value > 1 and f.kind in ("number", "items", "other")]
+    for mean in times if len(totals) == 1 else ():
+        per = mean.words[mean.words.index("per") + 1 :] if "per" in mean.words else ()
+        each = {_stem(w) for w in per} or ({"iteration", "iter", "call", "launch", "run"} if {*mean.words} & {*_MEANS} else set())
+        of = [f for f in counts if (f.words[-1] in _COUNTS if not per else _stem(f.words[-1]) in each)]
+        of = [f for f in of if not {"warmup", "warm", "per"} & {*f.words}]
+        if len(of) != 1 or mean is totals[0] or not each:
+            continue
+        (n,), (total,) = of, totals
         made = n.value * mean.value
         if abs(made - total.value) > n.value * mean.off + total.off + 0.05 * made and 0.1 < made / total.value < 10:
             message = f"{n.text} × {mean.text} is {made:.4g} s, not {total.text}"
-            loop = "loop" in total.words
-            yield _says(INCONSISTENT if loop else QUESTION, "product", message, total, n, mean)
+            yield _says(INCONSISTENT if "loop" in total.words else QUESTION, "product", message, total, n, mean)
 
 
 def _seen(record: Record) -> Iterator[Finding]:

@@ -163,7 +163,7 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     whole = 0 if whole == 10 and exactly else whole  # a digit
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     whole = whole if "percent" not in {target.kind, some[0].kind} and whole < 64 else 0
-    other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
+    other |= any(x is not q and x.value.width < 0.2 and x.value.meets(should, FIT) for x in row.of(target.kind))
     if len(some) == 2 and any(len({f.cells[r].mid for r in made if r not in odd}) < 2 for f in some):
         return  # in which of the ways?
     # Another shape alone may be another work.
