@@ -71,7 +71,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (
         "items",
         r"(?P<p>[kKMGT])(?!essage|rans|eys|ernel|ask|urn|ame|est|rie|ile|raph|roup|ove|odel)"
-        r"(?P<noun>(?:[a-z]{4,10}|UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)",
+        r"(?P<noun>(?:[a-z]{4,10}|[LC]?UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)",
     ),
     ("items_per_s", r"(?P<p>[kMGT])(?P<noun>(?:LU|CU|TE)P)S\b"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),

@@ -37,10 +37,15 @@ def _shown(value: float, like: Named) -> str:
     return f"{value / like.value * digits(like):.4g}" if like.value else si(value, UNIT_OF.get(like.kind, ""))
 
 
+def _sized(s: Sheet, c: int) -> bool:
+    """Whether a column holds bytes, of things or of each."""
+    return all(row[c].kind[:2] in ("by", "B/") for row in s.rows) or bool(re.search(r"\b[KMGT]i?B\b", s.header[c]))
+
+
 def _fitting(s: Sheet) -> Iterator[Finding]:
     """Whole numbers of things that fit into one capacity, and the size of each: all rows but one have a capacity."""
     for c in (c for c in s.numeric if _FITS.search(s.header[c])):
-        for size in (x for x in s.numeric if x != c and all(row[x].kind[:2] in ("by", "B/") for row in s.rows)):
+        for size in (x for x in s.numeric if x != c and _sized(s, x)):
             rows = [(row[c], row[size]) for row in s.rows if row[c].whole and row[c].value >= 1 and row[size].value]
             if len(rows) < 4 or len(rows) < len(s.rows):
                 continue
@@ -127,7 +132,7 @@ def _spans(header: tuple[str, ...], rows: tuple[tuple[int, tuple[str, ...]], ...
             if len(at) == 2 and m:
                 said = 86400.0 * int(m[1] or 0) + 3600 * int(m[2]) + 60 * int(m[3]) + int(m[4])
                 held.append((number, row[c].strip(), said, abs(at[1] - at[0])))
-        odd = [h for h in held if abs(h[2] - h[3]) > 2 and abs(h[2] - h[3]) % 3600 > 0.5 or abs(h[2] - h[3]) > 7300]
+        odd = [h for h in held if abs(h[2] - h[3]) > 2 and abs(h[2] - h[3]) != 3600]  # summer time
         if len(odd) == 1 and len(held) > 1:
             number, text, _, made = odd[0]
             days = f"{made // 86400:.0f} days and {made % 86400 / 3600:.2f} hours"

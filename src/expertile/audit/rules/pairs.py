@@ -146,7 +146,7 @@ def _each(report: Report) -> Iterator[Finding]:
             n = float(_WORDS.get(m["n"].lower(), m["n"]))
             made = of[0].value * n
             own = re.match(rf"(?i)\W{{0,2}}{_STAGE}\b", row.text[first.end :])
-            ways = [made, made + of[0].value, of[0].value * (n - 1)]
+            ways = [made, made + of[0].value]
             if n > 1 and not own and not any(first.value.meets(x, 0.03) for x in ways) and first.value.meets(made, 3.0):
                 message = f"{m[0]} of {of[0].text} each are {si(made.mid, UNIT_OF.get(first.kind, 's'))}, not {first.text}"
                 yield finding(QUESTION, "each", f"{message}: what does it count?", first, of[0])

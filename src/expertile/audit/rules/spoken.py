@@ -88,7 +88,7 @@ def _off_time(row: Row, near: list[Grid]) -> Iterator[Finding]:
     said = " ".join(words_of(row.text))
     for p in (p for p in row.of("percent") if p.exact and _OFF_TIME.match(row.text[p.end :])):
         for g in near:
-            named = [r for r in g.rows if (w := words_of(r.text)[:1]) and re.search(rf"\b{re.escape(w[0])}\b", said)]
+            named = [r for r in g.rows if (w := words_of(r.label or r.text)[:1]) and re.search(rf"\b{re.escape(w[0])}\b", said)]
             if len(named) != 2:
                 continue
             pairs = [(a, b) for k in TIMES for a, b in [(named[0].only(k), named[1].only(k))] if a and b]

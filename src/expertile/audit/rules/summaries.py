@@ -80,7 +80,7 @@ def _stems(s: Series) -> set[str]:
 def _above(s: Series, f: Named, report: Report) -> bool:
     """Whether runs, one below the other, stand right above a figure."""
     same = s.table < 0 and s.block >= 0 and f.line in {n.number for n in report.blocks[s.block].lines}
-    alike = len({re.sub(r"\d+", "0", x) for x in s.labels}) <= 1 and not any(statistic(x.words) for x in s.figures)
+    alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(statistic(x.words) for x in s.figures)
     return same and alike and 0 < f.line - s.figures[-1].line < 14
 
 
@@ -92,7 +92,9 @@ def _body(s: Series) -> list[Named]:
 
 
 def _same(name: set[str], stems: set[str], f: Named, of: list[Named]) -> bool:
-    """Whether a list has the name; a column of just "time" needs no more."""
+    """Whether a list has the name; of a record's that is a unit alone, "median_us", it is the unit's column."""
+    if not name and not stems:
+        return f.column >= 0 and f.kind == of[0].kind != "number" and of[0].column >= 0 and of[0].line != f.line
     kinds = {f.kind, of[0].kind}
     alike = name == stems or (len(stems) > 1 and len(name) > 1 and name < stems) or (stems != set() and stems < name)
     return bool(name) and alike and (len(kinds) == 1 or "number" in kinds) and all(x is not f for x in of)
