@@ -28,7 +28,8 @@ _PAIR = re.compile(
 _PARTS = re.compile(r"(?:[|;]|,(?!\d{3}(?!\d)))\s+|\s{2,}(?=[\w.]+ ?[:=])")
 _INNER = re.compile(rf"(?<![\w.])(?P<name>[A-Za-z][\w./-]*)=(?P<n>{NUMBER})(?P<rest>[^\s,;|)]{{0,8}})")
 _SPOKEN = re.compile(
-    rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,8}})?)$"
+    rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})"
+    r"(?P<rest>(?: ?[^\d\s]\S{0,8})?)(?:\s*\([a-z][^()]*\))?$"
 )
 # "  99.900%   14.63ms"
 _PERCENTILE = re.compile(

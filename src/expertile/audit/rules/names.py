@@ -217,9 +217,9 @@ NAMES = {
     "completed": Name(
         "n items",
         r"completed|(?:successful|completed|finished|total) requests|requests(?: completed| sent)?|"
-        r"transactions actually processed",
+        r"transactions(?: actually processed)?",
     ),
-    "window": Name("time", r"window(?: s)?|(?:benchmark |test |total )?duration|elapsed(?: time)?|wall(?: time| clock)?"),
+    "window": Name("time", r"window(?: s)?|(?:benchmark |test |total )?duration|total time|elapsed(?: time)?|wall(?: time| clock)?"),
     "wer": Name("percent", r"wer(?: percent| pct)?|word error rate"),
     "substitutions": Name("n", r"sub(?:stitution)?s?"),
     "deletions": Name("n", r"del(?:etion)?s?"),

@@ -31,7 +31,7 @@ _SPEAKS = re.compile(
     r"costs?|for the (?:full|whole)|in (?:all|total)|so|hence|thus)\b"
 )
 _OTHER = re.compile(r"(?i)\b(?:idle|host|cooling|pue|saved?|budget|limit of|earlier|previous|paper|others?)\b")
-_LIMITED = re.compile(r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link|port|peak|nominal|roof)\b")
+_LIMITED = re.compile(r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link rate|port speed|nominal rate)\b")
 _STAGE = r"(?:a|per|each|every)[ -](?P<noun>[a-z]{3,})"
 _WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10"}
 _MANY = re.compile(rf"(?i)\b(?P<n>\d{{1,5}}|{'|'.join(_WORDS)}) (?P<noun>[a-z]{{3,}})s\b")
@@ -83,6 +83,7 @@ def _partnered(row: Row) -> Iterator[Finding]:
     """ "Flat out for 24 hours it draws 8.6 kWh" where no power of the report makes them."""
     for (time, of), (kind, least, shortest) in _PARTNERS.items():
         t, a = row.only(time), row.only(of)
+        t = t or next((q for q in row.of(time)[:1] if re.search(r"(?i)\bover (?:the )?$", row.text[: q.start])), None)
         others = [q for q in row.quantities if q.kind in (kind, "gpu*s")]
         if not t or not a or others or a.value.mid < least or t.value.mid < shortest or not _SPEAKS.search(row.text):
             continue

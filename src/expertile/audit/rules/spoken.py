@@ -25,7 +25,9 @@ _OFF_TIME = re.compile(r"(?i)^\W*(?:off|less|shorter|reduction (?:in|of)|lower)\
 _THAN = re.compile(r"(?i)^\W*(?:± ?[\d.]+ )?(?:times |x )?(?:faster|slower) than (?P<name>\S.*?)\s*$")
 _COUNTS = r"(\d[\d,]*) (passed|failed|skipped|errors?|xfailed|xpassed|succeeded|completed|rejected|timed out|cancelled)\b"
 _ALL = re.compile(r"(?i)\b(?:collected|submitted|sent|total(?: of)?|ran|issued|scheduled)\W+(\d[\d,]*)\b")
-_ITEM_BYTES = re.compile(r"(?i)\b(\d+)[ -]?(?:bytes|B)\b[^.;\d]{0,60}?\b(?:per|for (?:each|every)|each|an?) (?:\w+ )?(update|point|cell|key|element|item|site|lookup)\b")
+_ITEM_BYTES = re.compile(r"(?i)\b(\d+)[ -]?(?:bytes|B)\b[^.;\d]{0,60}?\b(?:per|for (?:each|every)|each|an?) (?:\w+ )?(update|point|cell|key|element|item|site|lookup)\b|"
+    r"\b(?:each|every|an?) (?:\w+ )?(?:update|point|cell|key|element|item|site|lookup) (?:reads|moves|needs|touches|takes) (?:at least )?(\d+) ?(?:bytes|B)\b"
+)
 _CACHED = re.compile(r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|cache.resident|in.cache|fits? in (?:the )?l2")
 
 
@@ -148,7 +150,7 @@ def _counts(report: Report) -> Iterator[Finding]:
 
 def _item_bytes(report: Report) -> Iterator[Finding]:
     """ "16 bytes for each update" at so many updates a second: more than the memory carries."""
-    said = {(float(m[1]), r.line) for r in report.lines_of_text if (m := _ITEM_BYTES.search(r.text))}
+    said = {(float(m[1] or m[3]), r.line) for r in report.lines_of_text if (m := _ITEM_BYTES.search(r.text))}
     if len({n for n, _ in said}) != 1 or _CACHED.search(re.sub(r"(?i)\bno\b[^.;]*", "", report.text)):
         return
     (n, at), *_ = said
