@@ -48,7 +48,6 @@ RULES = (
     known.trimmed,
     known.periods,
     amounts.counted,
-    amounts.lasting,
     amounts.spent,
     solve.of_one,
     told.ratios,

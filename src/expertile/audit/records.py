@@ -263,7 +263,8 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
     found = list[Series]()
     for line in block.lines:
         several = re.fullmatch(
-            rf"(?P<name>[A-Za-z][^:=\[]{{0,40}}?)[:=] *[\[(]?(?P<all>(?:{NUMBER}[ ,;]+){{2,}}{NUMBER})\W*", clean(line.text)
+            rf"(?P<name>[A-Za-z][^:=\[]{{0,40}}?)[:=] *[\[(]?(?P<all>(?:{NUMBER}[ ,;]+){{2,}}{NUMBER})\W*",
+            clean(line.text),
         )
         figures = [] if several else in_line(line)
         if several:

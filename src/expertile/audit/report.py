@@ -23,8 +23,8 @@ _COUNTED = re.compile(
 _SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
-    r"(?:whole|full|entire) (?:step|run|pass|iteration|pipeline|model|forward|request)(?=\W*$)|"
+    r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|"
+    r"median|overall|(?:whole|full|entire) (?:step|run|pass|iteration|pipeline|model|forward|request)(?=\W*$)|"
     r"all(?!-)(?! others?\b))\b"
 )
 

@@ -311,8 +311,8 @@ def unit_of_name(name: str) -> Unit | None:
         if start and words[start - 1] == "per":
             if start + 1 < len(words) and re.fullmatch("(?i)gpu|device|card|chip|rank", words[start]):
                 continue  # "power_per_gpu_w"
-            last = match_unit(words[-1]) if words[0] in ("time", "latency", "mean", "avg") else None
-            return last[0] if last and last[0].kind == "time" and start + 2 == len(words) else None  # else of what?
+            own = match_unit(words[-1]) if words[0] in ("time", "latency", "mean", "avg") else None
+            return own[0] if own and own[0].kind == "time" and start + 2 == len(words) else None  # else of what?
         tail = " ".join(words[start:])
         unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.

@@ -1,7 +1,6 @@
 """What sentences say of the report's own tables: means, wins, the fastest, the peak, a crossover, a named baseline."""
 
 import itertools
-import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -46,10 +45,6 @@ _FROM = re.compile(
 )
 _AGAINST = re.compile(r"(?i)\b(?:compared (?:with|to)|relative to|than|against|over) (?P<base>[\w.+-]+(?: [\w.+-]+)?)")
 _GAIN = re.compile(r"(?i)\b(?:faster|quicker|higher|more|slower|lower|less|speed)")
-_PROBLEMS = re.compile(
-    r"(?P<name>[A-Z][\w-]*(?: \d{4})?)(?: has| have| \(?with| =| of)? (?P<n>\d{2,3})\b(?= (?:problems|"
-    r"questions|tasks)|, |\.)"
-)
 
 _AGAIN = re.compile(
     r"\s*(?P<name>[A-Za-z][\w -]*?)[ :,]+(?P<key>[A-Za-z]\w*) ?= ?(?P<n>\d+)[ :,]+(?P<value>\d+(?:\.\d+)?)(?: "
@@ -66,8 +61,6 @@ def claimed(report: Report) -> Iterator[Finding]:
             yield from rule(report, row, near)
     yield from _baselines(report)
     yield from itertools.chain(*(_twice(report, s) for s in tables))
-    if re.search(r"(?i)one sample per|greedy|single sample", report.text):
-        yield from _granular(report, tables)
 
 
 def _number(text: str) -> float:
@@ -87,11 +80,7 @@ def _line(report: Report, row: Row, quote: str) -> int:
 
 
 def _body(s: Sheet, c: int) -> list[Named]:
-    some = [
-        s.rows[r][c]
-        for r, key in enumerate(s.keys)
-        if c in s.rows[r] and not _SUMMARY.match(key)
-    ]
+    some = [s.rows[r][c] for r, key in enumerate(s.keys) if c in s.rows[r] and not _SUMMARY.match(key)]
     return some if len({f.kind for f in some}) == 1 else []
 
 
@@ -297,27 +286,6 @@ def _baselines(report: Report) -> Iterator[Finding]:
                     said[0].text,
                     [s.figures[base[0]]],
                 )
-
-
-def _granular(report: Report, tables: list[Sheet]) -> Iterator[Finding]:
-    """Scores of so few problems, each tried once, that they are multiples of a step."""
-    for m in itertools.chain(*(_PROBLEMS.finditer(line) for line in report.lines)):
-        n = int(m["n"])
-        for s in tables if n <= 250 else ():
-            for c in (c for c in s.numeric if s.header[c].startswith(m["name"])):
-                held = s.column(c)
-                steps = [(f, 100 * f.value if f.kind == "percent" else f.value) for f in held]
-                off = [
-                    f
-                    for f, x in steps
-                    if abs(x * n / 100 - round(x * n / 100)) > (0.051 if "." in f.text else 0.51) * n / 100 + 1e-6
-                ]
-                if len(off) == 1 and len(held) > 2 and all(0 <= x <= 100 for _, x in steps) and math.isfinite(n):
-                    solved = digits(off[0]) * n / 100
-                    message = f"{off[0].text} % of {n} problems are {solved:.2f}"
-                    yield _says(
-                        QUESTION, "total", f"{message}: how many were tried?", off[0].line, off[0].text, [off[0]]
-                    )
 
 
 def _twice(report: Report, s: Sheet) -> Iterator[Finding]:

@@ -1,5 +1,5 @@
-"""Columns whose rows share one constant that the report does not name: what fits into a capacity, what is left of so many
-cards, a rate that is one over its time, STREAM's arrays, times of day. The row with another constant is asked about."""
+"""Columns whose rows share one constant that the report does not name: what fits into a capacity, what is left of so
+many cards, a rate that is one over its time, STREAM's arrays, times of day. The row with another one is asked about."""
 
 import math
 import re
@@ -12,7 +12,9 @@ from expertile.audit.records import Named, Sheet, digits, sheets
 from expertile.audit.report import Report
 from expertile.audit.units import RATES
 
-_FITS = re.compile(r"(?i)\bfits?\b|sequences|\bseqs\b|\busers\b|slots|sessions|instances|replicas|how many|\bmax (?:batch|n)\b")
+_FITS = re.compile(
+    r"(?i)\bfits?\b|sequences|\bseqs\b|\busers\b|slots|sessions|instances|replicas|how many|\bmax (?:batch|n)\b"
+)
 _LEFT = re.compile(r"(?i)\bleft\b|free|remain|spare|headroom|available|\brest\b")
 _ARRAYS = {"copy": 2, "scale": 2, "mul": 2, "add": 3, "triad": 3}
 _SPAN = re.compile(r"(?:(\d+)[-d] ?)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
@@ -58,7 +60,9 @@ def _fitting(s: Sheet) -> Iterator[Finding]:
             if len(odd) == 1:
                 (n, b), (_, low, high) = rows[odd[0][0]], odd[0]
                 most = f"{math.floor(low / b.value):.0f} to {math.floor(high / b.value):.0f}"
-                yield _says(f"in the capacity of all other rows {most} of {b.text} fit, not {n.text}", n, b, rule="memory")
+                yield _says(
+                    f"in the capacity of all other rows {most} of {b.text} fit, not {n.text}", n, b, rule="memory"
+                )
 
 
 def _left(s: Sheet) -> Iterator[Finding]:
@@ -66,7 +70,9 @@ def _left(s: Sheet) -> Iterator[Finding]:
     for c in (c for c in s.numeric if _LEFT.search(s.header[c])):
         like = [x for x in s.numeric if x != c and all(row[x].kind == row[c].kind == "bytes" for row in s.rows)]
         for used in like:
-            for n in (x for x in s.numeric if all(row[x].whole and row[x].kind in ("number", "items") for row in s.rows)):
+            for n in (
+                x for x in s.numeric if all(row[x].whole and row[x].kind in ("number", "items") for row in s.rows)
+            ):
                 rows = [row for row in s.rows if row[n].value]
                 each = [(row[c].value + row[used].value) / row[n].value for row in rows]
                 off = [(row[c].off + row[used].off) / row[n].value for row in rows]
@@ -75,7 +81,9 @@ def _left(s: Sheet) -> Iterator[Finding]:
                 if len(odd) == 1 and len(rows) > 3:
                     f = rows[odd[0]][n]
                     beside = rows[odd[0]][used], rows[odd[0]][c]
-                    made = f"{beside[0].text} and {beside[1].text} are {each[odd[0]] / middle:.3g} times as much for each"
+                    made = (
+                        f"{beside[0].text} and {beside[1].text} are {each[odd[0]] / middle:.3g} times as much for each"
+                    )
                     yield _says(f"{made} of {f.text} as in all other rows", f, *beside, rule="memory")
                     return
 
@@ -92,7 +100,9 @@ def _inverse(s: Sheet) -> Iterator[Finding]:
             odd = [i for i, m in enumerate(made) if abs(math.log10(m) - min(scales, default=0)) > 0.005]
             if len(scales) == 1 and len(odd) == 1 and sum(tens) == len(made) - 1 >= 2:
                 x, y = s.rows[odd[0]][a], s.rows[odd[0]][b]
-                yield _says(f"1 / {y.text} is {_shown(x.value * 10 ** min(scales) / made[odd[0]], x)}, not {x.text}", x, y)
+                yield _says(
+                    f"1 / {y.text} is {_shown(x.value * 10 ** min(scales) / made[odd[0]], x)}, not {x.text}", x, y
+                )
                 return
 
 
@@ -109,12 +119,16 @@ def _arrays(report: Report, s: Sheet) -> Iterator[Finding]:
     if len(odd) == 1:
         x, row = odd[0]
         f = row[rates[0]]
-        yield _says(f"the arrays of all other rows make {_shown(f.value * middle / x, f)}, not {f.text}", f, row[times[0]])
+        yield _says(
+            f"the arrays of all other rows make {_shown(f.value * middle / x, f)}, not {f.text}", f, row[times[0]]
+        )
 
 
 def _stamp(cell: str) -> float | None:
     try:
-        return datetime.fromisoformat(cell.strip().replace("/", "-")).timestamp() if re.match(r"\d{4}\D", cell) else None
+        return (
+            datetime.fromisoformat(cell.strip().replace("/", "-")).timestamp() if re.match(r"\d{4}\D", cell) else None
+        )
     except ValueError:
         return None
 
@@ -136,4 +150,6 @@ def _spans(header: tuple[str, ...], rows: tuple[tuple[int, tuple[str, ...]], ...
         if len(odd) == 1 and len(held) > 1:
             number, text, _, made = odd[0]
             days = f"{made // 86400:.0f} days and {made % 86400 / 3600:.2f} hours"
-            yield Finding(QUESTION, "time", number, text, f"the two times lie {days} apart, not {text}: was it paused?", (number,))
+            yield Finding(
+                QUESTION, "time", number, text, f"the two times lie {days} apart, not {text}: was it paused?", (number,)
+            )

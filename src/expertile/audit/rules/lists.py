@@ -10,7 +10,6 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.quantity import clean
 from expertile.audit.records import Named, Series, Sheet, digits, in_line, series, sheets, words
 from expertile.audit.report import Report
-from expertile.audit.rules.statistics import statistic
 
 _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
     "mean": (statistics.fmean,),

@@ -189,7 +189,9 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
                     yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
                     continue
                 scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
-                near = (n for n in range(row.line, row.line + 5) if n <= len(report.lines) and m[0] in report.lines[n - 1])
+                near = (
+                    n for n in range(row.line, row.line + 5) if n <= len(report.lines) and m[0] in report.lines[n - 1]
+                )
                 yield Named("", "n", _plain(digits.rstrip("kKM")) * scale, digits, next(near, row.line), row)
         elif form.search(row.text):
             for q in row.of(*of.kinds.split()):

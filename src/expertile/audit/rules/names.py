@@ -141,7 +141,9 @@ NAMES = {
     ),
     "block_smem": Name("bytes other", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
     "resident_blocks": Name(
-        "n", r"(?:ctas|blocks) per sm", rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b|{_N} resident (?:ctas?|blocks?)\b"
+        "n",
+        r"(?:ctas|blocks) per sm",
+        rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b|{_N} resident (?:ctas?|blocks?)\b",
     ),
     "max_warps": Name("n", r"max warps per sm"),
     "limit_registers": Name("n", r"block limit registers"),
@@ -210,8 +212,8 @@ NAMES = {
     ),
     "request_rate": Name(
         "items_per_s n",
-        r"transactions/s|[tqr]ps|(?:request |req )?throughput(?: req s| rps| qps)?|requests? (?:per|/) ?s(?:ec(?:ond)?)?|"
-        r"req s|requests/sec",
+        r"transactions/s|[tqr]ps|(?:request |req )?throughput(?: req s| rps| qps)?|"
+        r"requests? (?:per|/) ?s(?:ec(?:ond)?)?|req s|requests/sec",
     ),
     "mean_latency": Name("time", rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2e |request |response )?(?:latency|time)"),
     "completed": Name(
@@ -219,16 +221,22 @@ NAMES = {
         r"completed|(?:successful|completed|finished|total) requests|requests(?: completed| sent)?|"
         r"transactions(?: actually processed)?",
     ),
-    "window": Name("time", r"window(?: s)?|(?:benchmark |test |total )?duration|total time|elapsed(?: time)?|wall(?: time| clock)?"),
+    "window": Name(
+        "time", r"window(?: s)?|(?:benchmark |test |total )?duration|total time|elapsed(?: time)?|wall(?: time| clock)?"
+    ),
     "wer": Name("percent", r"wer(?: percent| pct)?|word error rate"),
     "substitutions": Name("n", r"sub(?:stitution)?s?"),
     "deletions": Name("n", r"del(?:etion)?s?"),
     "insertions": Name("n", r"ins(?:ertions?)?"),
     "words": Name("n", r"(?:n |num )?(?:ref(?:erence)? )?words|n ref"),
-    "row_nonzeros": Name("n", r"(?:nnz|non ?zeros) per row(?: avg| mean)?|(?:avg|mean|average) (?:nnz|non ?zeros) per row"),
+    "row_nonzeros": Name(
+        "n", r"(?:nnz|non ?zeros) per row(?: avg| mean)?|(?:avg|mean|average) (?:nnz|non ?zeros) per row"
+    ),
     "elements": Name("n", r"(?:num |n |total )?elements|numel"),
     "thread_elements": Name("n", r"(?:elements?|elems|items|values) per thread|[ei]pt"),
-    "launched_blocks": Name("n", r"(?<!gpu )(?<!kv )(?<!resident )(?:num |n |grid |thread ?)?blocks|grid(?: size| dim)?"),
+    "launched_blocks": Name(
+        "n", r"(?<!gpu )(?<!kv )(?<!resident )(?:num |n |grid |thread ?)?blocks|grid(?: size| dim)?"
+    ),
     "wave_blocks": Name("n", r"blocks per wave"),
     "all_waves": Name("n", r"waves(?: in total)?"),
     "rpeak": Name("rate", r"r ?peak|theoretical(?: peak| rate| performance)?"),

@@ -4,6 +4,7 @@ name, wherever these stand in the report."""
 import re
 import statistics
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.records import Named, Series, arrays, digits, in_line, series, sheets, words
@@ -25,12 +26,35 @@ _NAMES = {name: name for name in _OF} | {"avg": "mean", "average": "mean", "gmea
 _NAMES |= {"minimum": "min", "maximum": "max", "stdev": "std", "stddev": "std", "total": "sum"}
 _NAMES |= {"fastest": "best", "slowest": "worst"}
 _MIDDLE = ("mean", "geomean", "median")
-_FILLER = {"time", "times", "took", "takes", "of", "the", "all", "over", "value", "runs", "run", "samples", "latency", "overall", "result"}
+_FILLER = {
+    "time",
+    "times",
+    "took",
+    "takes",
+    "of",
+    "the",
+    "all",
+    "over",
+    "value",
+    "runs",
+    "run",
+    "samples",
+    "latency",
+    "overall",
+    "result",
+}
 _PART = {"without", "excl", "excluding", "after", "warm", "warmup", "up", "steady", "first", "skipping", "ignoring"}
-_SOME = re.compile(r"(?i)trim|outlier|selected|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weighted|moving|running|ema\b")
+_SOME = re.compile(
+    r"(?i)trim|outlier|selected|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weighted|moving|running|ema\b"
+)
 _LISTED = re.compile(r"(?i)\b(?:listed|shown|above|these)\b")
 _WARM = re.compile(r"(?i)warm|discard|exclud|skip|steady|first")
-_SPELLED = {"latencies": ("latency",), "busbw": ("bus", "bandwidth"), "algbw": ("alg", "bandwidth"), "bw": ("bandwidth",)}
+_SPELLED = {
+    "latencies": ("latency",),
+    "busbw": ("bus", "bandwidth"),
+    "algbw": ("alg", "bandwidth"),
+    "bw": ("bandwidth",),
+}
 
 
 def summaries(report: Report) -> Iterator[Finding]:
@@ -45,14 +69,22 @@ def summaries(report: Report) -> Iterator[Finding]:
         kinds = {k for k in own if k} - ({"mean"} if "geomean" in own else set())
         rest = {w for w, k in zip(f.words, own, strict=True) if not k} - _FILLER
         part, name = bool(rest & _PART), _spelled(rest - _PART)
-        held = [of for stems, of, s in lists if _same(name, stems, f, of) or _above(s, f, report, name)]
+        fit = (of for stems, of, s in lists if _same(name, stems, f, of) or _above(s, f, report, name))
+        same: list[list[Named]] = [*fit]
         limit = name and not kinds & {*_MIDDLE} and f.kind == "number" and "." not in f.text  # a setting
-        if len(kinds) == 1 and f.value > 0 and held and not limit and not _SOME.search("\n".join((f.name, report.lines[f.line - 1]))):
-            found.setdefault(tuple(x.line for x in held[0]), [])
-            fits = any(_fits(f, kind, of, part, report) for kind in kinds for of in (*held, sum(held, [])))
-            if "sum" in kinds and (fits or name or f.kind != held[0][0].kind):
+        if (
+            len(kinds) == 1
+            and f.value > 0
+            and same
+            and not limit
+            and not _SOME.search("\n".join((f.name, report.lines[f.line - 1])))
+        ):
+            (kind,), every = kinds, [*chain(*same)]
+            fits = any(_fits(f, kind, of, part, report) for of in (*same, every))
+            if kind == "sum" and (fits or name or f.kind != every[0].kind):
                 continue  # which may be of more
-            found[tuple(x.line for x in held[0])].append((f, *kinds, held[0] if len(held) == 1 else sum(held, []), fits))
+            key = tuple(x.line for x in same[0])
+            found.setdefault(key, []).append((f, kind, every, fits))
     for group in found.values():
         good, odd = sum(fits for *_, fits in group), [g for g in group if not g[3]]
         for f, kind, of, _ in odd if len(odd) == 1 else ():
@@ -73,9 +105,9 @@ def _spelled(names: set[str]) -> set[str]:
 
 
 def _stems(s: Series) -> set[str]:
-    """The words of a list's name; none where it is itself one of statistics."""
+    """The words of a list's name; a star where it is itself one of statistics."""
     own = words(s.name)
-    return set() if any(w in _NAMES or re.fullmatch(r"p\d+", w) for w in own) else _spelled({*own} - _FILLER)
+    return {"*"} if any(w in _NAMES or re.fullmatch(r"p\d+", w) for w in own) else _spelled({*own} - _FILLER)
 
 
 def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
@@ -83,21 +115,29 @@ def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
     if not name <= _spelled({w for x in s.labels[:1] for w in words(x)}):
         return False
     same = s.table < 0 and s.block >= 0 and f.line in {n.number for n in report.blocks[s.block].lines}
-    alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(statistic(x.words) for x in s.figures)
+    alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(
+        statistic(x.words) for x in s.figures
+    )
     return same and alike and 0 <= f.line - s.figures[-1].line < 14
 
 
 def _body(s: Series) -> list[Named]:
     """Its figures but those of rows called mean or total."""
     labels = s.labels if s.table >= 0 and len(s.labels) == len(s.figures) else [""] * len(s.figures)
-    held = [f for f, x in zip(s.figures, labels, strict=True) if not re.match(r"(?i)\W*(?:total|sum|mean|av|geo|all\b)", x)]
+    held = [
+        f for f, x in zip(s.figures, labels, strict=True) if not re.match(r"(?i)\W*(?:total|sum|mean|av|geo|all\b)", x)
+    ]
     return held if len(held) > 2 and len({f.kind for f in held}) == 1 else []
 
 
 def _same(name: set[str], stems: set[str], f: Named, of: list[Named]) -> bool:
     """Whether a list has the name; of a record's that is a unit alone, "median_us", it is the unit's column."""
     if not name and not stems:
-        return re.fullmatch(r"\w+_\w+", f.name) is not None and f.kind == of[0].kind != "number" and (of[0].line != f.line or of[0].column < 0)
+        return (
+            re.fullmatch(r"\w+_\w+", f.name) is not None
+            and f.kind == of[0].kind != "number"
+            and (of[0].line != f.line or of[0].column < 0)
+        )
     kinds = {f.kind, of[0].kind}
     alike = name == stems or (len(stems) > 1 and len(name) > 1 and name < stems) or (stems != set() and stems < name)
     return bool(name) and alike and (len(kinds) == 1 or "number" in kinds) and all(x is not f for x in of)
