@@ -46,7 +46,7 @@ def _sized(s: Sheet, c: int) -> bool:
 
 def _fitting(s: Sheet) -> Iterator[Finding]:
     """Whole numbers of things that fit into one capacity, and the size of each: all rows but one have a capacity."""
-    for c in (c for c in s.numeric if _FITS.search(s.header[c])):
+    for c in (c for c in s.numeric if _FITS.search(s.header[c].replace("_", " "))):
         for size in (x for x in s.numeric if x != c and _sized(s, x)):
             rows = [(row[c], row[size]) for row in s.rows if row[c].whole and row[c].value >= 1 and row[size].value]
             if len(rows) < 4 or len(rows) < len(s.rows):
@@ -67,7 +67,7 @@ def _fitting(s: Sheet) -> Iterator[Finding]:
 
 def _left(s: Sheet) -> Iterator[Finding]:
     """What is left is a count times one size, less what is used."""
-    for c in (c for c in s.numeric if _LEFT.search(s.header[c])):
+    for c in (c for c in s.numeric if _LEFT.search(s.header[c].replace("_", " "))):
         like = [x for x in s.numeric if x != c and all(row[x].kind == row[c].kind == "bytes" for row in s.rows)]
         for used in like:
             for n in (

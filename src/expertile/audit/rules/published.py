@@ -190,7 +190,7 @@ FORMULAS = (
     Formula(
         "throughput", "request_rate = completed / window", sure=NEVER, slack=0.03, unless="ramp|warm", reach="block"
     ),
-    Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="row"),
+    Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
     Formula("ratio", "row_nonzeros = nonzeros / matrix_rows", slack=0.01, reach="block"),
     Formula(
         "grid",

@@ -27,7 +27,8 @@ _OFF_TIME = re.compile(
 )
 _THAN = re.compile(r"(?i)^\W*(?:± ?[\d.]+ )?(?:times |x )?(?:faster|slower) than (?P<name>\S.*?)\s*$")
 _COUNTS = (
-    r"(\d[\d,]*) (passed|failed|skipped|errors?|xfailed|xpassed|succeeded|completed|rejected|timed out|cancelled)\b"
+    r"(?<![\w.])(\d{1,3}(?:,\d{3})+|\d+) (passed|failed|skipped|errors?|xfailed|xpassed|"
+    r"succeeded|completed|rejected|timed out|cancelled)\b"
 )
 _ALL = re.compile(r"(?i)\b(?:collected|submitted|sent|total(?: of)?|ran|issued|scheduled)\W+(\d[\d,]*)\b")
 _THING = r"(?:\w+ )?(?:update|point|cell|key|element|item|site|lookup)"

@@ -69,7 +69,7 @@ def summaries(report: Report) -> Iterator[Finding]:
         kinds = {k for k in own if k} - ({"mean"} if "geomean" in own else set())
         rest = {w for w, k in zip(f.words, own, strict=True) if not k} - _FILLER
         part, name = bool(rest & _PART), _spelled(rest - _PART)
-        fit = (of for stems, of, s in lists if _same(name, stems, f, of) or _above(s, f, report, name))
+        fit = (of for stems, of, s in lists if _same(name, stems, f, of) or _called(s, f) or _above(s, f, report, name))
         same: list[list[Named]] = [*fit]
         limit = name and not kinds & {*_MIDDLE} and f.kind == "number" and "." not in f.text  # a setting
         if (
@@ -108,6 +108,12 @@ def _stems(s: Series) -> set[str]:
     """The words of a list's name; a star where it is itself one of statistics."""
     own = words(s.name)
     return {"*"} if any(w in _NAMES or re.fullmatch(r"p\d+", w) for w in own) else _spelled({*own} - _FILLER)
+
+
+def _called(s: Series, f: Named) -> bool:
+    """Whether a column is called as the figure is, but for the statistic: "Average latency" of "latency (ms)"."""
+    own = {w for w in f.words if w not in _NAMES}
+    return s.table >= 0 and f.column < 0 and own != set() and own == {*words(s.name)} and f.kind == s.figures[0].kind
 
 
 def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
