@@ -245,7 +245,6 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        # Whether it is spoken of.
         self.sparse = bool(_SPARSE.search(self.text))
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [block_facts(block) for block in self.blocks]
