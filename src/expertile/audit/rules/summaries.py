@@ -118,13 +118,15 @@ def _called(s: Series, f: Named) -> bool:
 
 def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
     """Whether runs, one below the other, stand right above a figure of the same name or of none."""
+    if s.table >= 0 or s.block < 0 or not 0 <= f.line - s.figures[-1].line < 14:
+        return False
     if not name <= _spelled({w for x in s.labels[:1] for w in words(x)}):
         return False
-    same = s.table < 0 and s.block >= 0 and f.line in {n.number for n in report.blocks[s.block].lines}
+    same = any(f.line == n.number for n in report.blocks[s.block].lines)
     alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(
         statistic(x.words) for x in s.figures
     )
-    return same and alike and 0 <= f.line - s.figures[-1].line < 14
+    return same and alike
 
 
 def _body(s: Series) -> list[Named]:
