@@ -12,7 +12,8 @@ from expertile.audit.units import RATES, Unit, match_unit, unit_of_name
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
 _NUMERIC = re.compile(
-    r"^\d{1,3}(?::\d\d){1,2}$|^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
+    r"^(?:\d{4}-\d\d-\d\d[T ]|\d+-)?\d{1,3}(?::\d\d){1,2}$|"
+    r"^[~<>(]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?\)?"
     r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
 )
 _COUNTER = re.compile(

@@ -143,7 +143,7 @@ def _markdown(lines: list[Line]) -> list[Block]:
 
 def wrapped(item: list[Line]) -> list[Line]:
     """The lines of a list's item, of which the first and all but the last are as long as those of a wrapped text."""
-    on = _is_paragraph(item)
+    on = _is_paragraph([replace(line, text=line.text.strip()) for line in item])
     return [replace(line, goes_on=on and i > 0) for i, line in enumerate(item)]
 
 

@@ -28,7 +28,8 @@ _PAIR = re.compile(
 _PARTS = re.compile(r"(?:[|;]|,(?!\d{3}(?!\d)))\s+|\s{2,}(?=[\w.]+ ?[:=])")
 _INNER = re.compile(rf"(?<![\w.])(?P<name>[A-Za-z][\w./-]*)=(?P<n>{NUMBER})(?P<rest>[^\s,;|)]{{0,8}})")
 _SPOKEN = re.compile(
-    rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,8}})?)$"
+    rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})"
+    r"(?P<rest>(?: ?[^\d\s]\S{0,8})?)(?:\s*\([a-z][^()]*\))?$"
 )
 # "  99.900%   14.63ms"
 _PERCENTILE = re.compile(
@@ -148,8 +149,10 @@ def in_line(line: Line) -> list[Named]:
     found = [(m["name"], m["n"], m["rest"]) for m in _INNER.finditer(text)]
     if not found and (m := _PAIR.match(text)):
         found = [(m["name"].rstrip(" ."), m["n"], m["rest"])]
+    of = re.match(r"\W*(\w[\w.-]*): +(?=[a-z])", text)  # "fp32: mean 184.36  median 170.95"
     for several in (_RANKED, _COUNTED):
-        each = [(m["name"], m["n"], m["rest"]) for m in several.finditer(text)]
+        before = of[1] + " " if of and several is _RANKED else ""
+        each = [(before + m["name"], m["n"], m["rest"]) for m in several.finditer(text)]
         each += [(m["name"], m["n"], m["rest"]) for m in _RATE.finditer(text)] if several is _COUNTED else []
         found = each if len(each) > max(1, len(found)) else found
     parts = _PARTS.split(text)
@@ -260,7 +263,8 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
     found = list[Series]()
     for line in block.lines:
         several = re.fullmatch(
-            rf"(?P<name>[A-Za-z][^\d]{{0,40}}?)[:=] *(?P<all>(?:{NUMBER}[ ,;]+){{2,}}{NUMBER})\W*", clean(line.text)
+            rf"(?P<name>[A-Za-z][^:=\[]{{0,40}}?)[:=] *[\[(]?(?P<all>(?:{NUMBER}[ ,;]+){{2,}}{NUMBER})\W*",
+            clean(line.text),
         )
         figures = [] if several else in_line(line)
         if several:

@@ -23,7 +23,8 @@ _COUNTED = re.compile(
 _SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
-    r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|median|overall|"
+    r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|"
+    r"median|overall|(?:whole|full|entire) (?:step|run|pass|iteration|pipeline|model|forward|request)(?=\W*$)|"
     r"all(?!-)(?! others?\b))\b"
 )
 
@@ -244,7 +245,6 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        # Whether it is spoken of.
         self.sparse = bool(_SPARSE.search(self.text))
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
         self.facts = [block_facts(block) for block in self.blocks]

@@ -71,7 +71,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (
         "items",
         r"(?P<p>[kKMGT])(?!essage|rans|eys|ernel|ask|urn|ame|est|rie|ile|raph|roup|ove|odel)"
-        r"(?P<noun>(?:[a-z]{4,10}|UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)",
+        r"(?P<noun>(?:[a-z]{4,10}|[LC]?UP)s?)(?= ?(?:/ ?|per )(?:s|sec|second)\b)",
     ),
     ("items_per_s", r"(?P<p>[kMGT])(?P<noun>(?:LU|CU|TE)P)S\b"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
@@ -311,7 +311,8 @@ def unit_of_name(name: str) -> Unit | None:
         if start and words[start - 1] == "per":
             if start + 1 < len(words) and re.fullmatch("(?i)gpu|device|card|chip|rank", words[start]):
                 continue  # "power_per_gpu_w"
-            return None  # of what?
+            own = match_unit(words[-1]) if words[0] in ("time", "latency", "mean", "avg") else None
+            return own[0] if own and own[0].kind == "time" and start + 2 == len(words) else None  # else of what?
         tail = " ".join(words[start:])
         unit, length = match_unit(tail) or (NO_UNIT, 0)
         # One letter alone ("M", "B", "T") names a dimension; "h" and "s" after a word are units.

@@ -118,21 +118,6 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
 
 
-def lasting(report: Report) -> Iterator[Finding]:
-    """ "900 B tokens … 4.1 days" that no rate of the report makes: it asks."""
-    rates = [q for r in report.all_rows for q in r.of("tokens_per_s") if q.exact and q.value.mid and not q.per_device]
-    one = 0 < len({q.text for q in rates}) < 4 and not re.search("project|estimat|extrapol", report.text)
-    for row in report.lines_of_text if one else ():
-        t = row.only("time")
-        said = [q for r in (row, row.before) if r for q in r.of("tokens") if q.exact and q.value.mid > 1e9]
-        if t and t.value.mid > 3600 and len(said) == 1 and not row.of("tokens_per_s", "gpu*s"):
-            made = [said[0].value / q.value for q in rates]
-            near = min(made, key=lambda x: abs(math.log(x.mid / t.value.mid)))
-            if near.meets(t.value, 3.0) and not any(x.meets(t.value, 0.06) for x in made):
-                message = f"{said[0].text} take {near.mid / 86400:.3g} days at the rate stated, not {t.text}"
-                yield finding(QUESTION, "tokens/s", f"{message}: at which rate?", t, said[0])
-
-
 def spent(report: Report) -> Iterator[Finding]:
     """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
     held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}

@@ -43,7 +43,7 @@ _WHOLE = re.compile(
     r"(?i)end[- ]to[- ]end|\be2e\b|(?:whole|entire|full|training|inference) (?:step|run|model)|overall|step becomes"
 )
 _KERNEL = re.compile(r"(?i)in isolation|micro-?benchmark|kernel (?:itself )?(?:is|gets|runs)|the (?:new )?kernel")
-_PCIE = re.compile(r"pci[- ]?e?(?:xpress)? ?(?:gen ?)?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?")
+_PCIE = re.compile(r"(?:pci[- ]?e?(?:xpress)?|\bgen) ?(?:gen ?)?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?\b")
 _LSPCI = re.compile(r"lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
 _OF_SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}
 _COPY = re.compile(
@@ -211,7 +211,7 @@ def links(report: Report) -> Iterator[Finding]:
     named = {(m["g"], m["n"] or "16") for m in _PCIE.finditer(text)}
     named |= {(_OF_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(report.text)}
     if len(named) != 1 or re.search(
-        r"gh200|gb200|nvlink-c2c|bidirectional|both directions|duplex|compress", report.text
+        r"gh200|gb200|nvlink-c2c|bidirectional|both directions|duplex|nvcomp|decompress", report.text
     ):
         return
     ((generation, lanes),) = named

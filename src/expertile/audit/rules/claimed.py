@@ -1,7 +1,6 @@
 """What sentences say of the report's own tables: means, wins, the fastest, the peak, a crossover, a named baseline."""
 
 import itertools
-import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from expertile.audit.records import Named, Sheet, digits, series, sheets, words
 from expertile.audit.report import Report, Row
 from expertile.audit.units import RATES
 
+_SUMMARY = re.compile(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)")
 _COUNT = "|".join(words_ := {**DIGITS, "one": "1", "five": "5", "seven": "7", "nine": "9", "ten": "10"})
 _MEAN = re.compile(
     r"(?i)\b(?:(?P<geo>geo(?:metric(?:al)?)?[ -]?mean)|(?P<median>median)|(?:arithmetic |plain |"
@@ -45,10 +45,6 @@ _FROM = re.compile(
 )
 _AGAINST = re.compile(r"(?i)\b(?:compared (?:with|to)|relative to|than|against|over) (?P<base>[\w.+-]+(?: [\w.+-]+)?)")
 _GAIN = re.compile(r"(?i)\b(?:faster|quicker|higher|more|slower|lower|less|speed)")
-_PROBLEMS = re.compile(
-    r"(?P<name>[A-Z][\w-]*(?: \d{4})?)(?: has| have| \(?with| =| of)? (?P<n>\d{2,3})\b(?= (?:problems|"
-    r"questions|tasks)|, |\.)"
-)
 
 _AGAIN = re.compile(
     r"\s*(?P<name>[A-Za-z][\w -]*?)[ :,]+(?P<key>[A-Za-z]\w*) ?= ?(?P<n>\d+)[ :,]+(?P<value>\d+(?:\.\d+)?)(?: "
@@ -65,8 +61,6 @@ def claimed(report: Report) -> Iterator[Finding]:
             yield from rule(report, row, near)
     yield from _baselines(report)
     yield from itertools.chain(*(_twice(report, s) for s in tables))
-    if re.search(r"(?i)one sample per|greedy|single sample", report.text):
-        yield from _granular(report, tables)
 
 
 def _number(text: str) -> float:
@@ -86,12 +80,13 @@ def _line(report: Report, row: Row, quote: str) -> int:
 
 
 def _body(s: Sheet, c: int) -> list[Named]:
-    some = [
-        s.rows[r][c]
-        for r, key in enumerate(s.keys)
-        if c in s.rows[r] and not re.match(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)", key)
-    ]
+    some = [s.rows[r][c] for r, key in enumerate(s.keys) if c in s.rows[r] and not _SUMMARY.match(key)]
     return some if len({f.kind for f in some}) == 1 else []
+
+
+def _own(s: Sheet) -> list[dict[int, Named]]:
+    """The rows but those of totals and means."""
+    return [row for row, key in zip(s.rows, s.keys, strict=True) if not _SUMMARY.match(key)]
 
 
 def _values(s: Sheet) -> list[int]:
@@ -145,10 +140,10 @@ def _wins(report: Report, row: Row, near: list[Sheet]) -> Iterator[Finding]:
     """ "Ahead at 9 of the 10 sizes" beside a table of ten rows and two columns."""
     for m in _WINS.finditer(row.text):
         n, rows = _number(m["n"]), _number(m["m"])
-        fit = [s for s in near if len(s.rows) == rows and len(_values(s)) == 2 and len(s.numeric) <= 3]
+        fit = [s for s in near if rows in (len(s.rows), len(_own(s))) and len(_values(s)) == 2 and len(s.numeric) <= 3]
         if not _WON.search(row.text) or _BY.search(row.text.replace(m[0], "")) or len(fit) != 1 or n > rows:
             continue
-        a, b = (fit[0].column(c) for c in _values(fit[0]))
+        a, b = ([r[c] for r in (_own(fit[0]) if len(fit[0].rows) != rows else fit[0].rows)] for c in _values(fit[0]))
         if len({f.kind for f in (*a, *b)}) > 1:
             continue
         less = sum(x.value < y.value for x, y in zip(a, b, strict=True))
@@ -291,27 +286,6 @@ def _baselines(report: Report) -> Iterator[Finding]:
                     said[0].text,
                     [s.figures[base[0]]],
                 )
-
-
-def _granular(report: Report, tables: list[Sheet]) -> Iterator[Finding]:
-    """Scores of so few problems, each tried once, that they are multiples of a step."""
-    for m in itertools.chain(*(_PROBLEMS.finditer(line) for line in report.lines)):
-        n = int(m["n"])
-        for s in tables if n <= 250 else ():
-            for c in (c for c in s.numeric if s.header[c].startswith(m["name"])):
-                held = s.column(c)
-                steps = [(f, 100 * f.value if f.kind == "percent" else f.value) for f in held]
-                off = [
-                    f
-                    for f, x in steps
-                    if abs(x * n / 100 - round(x * n / 100)) > (0.051 if "." in f.text else 0.51) * n / 100 + 1e-6
-                ]
-                if len(off) == 1 and len(held) > 2 and all(0 <= x <= 100 for _, x in steps) and math.isfinite(n):
-                    solved = digits(off[0]) * n / 100
-                    message = f"{off[0].text} % of {n} problems are {solved:.2f}"
-                    yield _says(
-                        QUESTION, "total", f"{message}: how many were tried?", off[0].line, off[0].text, [off[0]]
-                    )
 
 
 def _twice(report: Report, s: Sheet) -> Iterator[Finding]:

@@ -20,10 +20,8 @@ _EACH = re.compile(
 _ETA = re.compile(
     r"(?i)\b(?:eta|remaining|left)[ :=]+(?:(?P<d>\d+) ?d\w*,? ?)?(?P<h>\d+):(?P<m>\d\d)(?::(?P<s>\d\d))?\b"
 )
-_CPU = re.compile(r"(?m)^(?P<what>real|user|sys)\s+(?:(?P<h>\d+)h)?(?P<m>\d+)m(?P<s>\d+(?:\.\d+)?)s")
 _BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
 _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
-_CORES = re.compile(r"(?i)\b(\d+)[ -](?:hardware |hw |logical |cpu )?(?:threads|vcpus?|logical cpus|cpus)\b")
 
 
 def clocks(report: Report) -> Iterator[Finding]:
@@ -31,7 +29,6 @@ def clocks(report: Report) -> Iterator[Finding]:
     yield from _steps(report)
     yield from _left(report)
     yield from _bars(report)
-    yield from _processor(report)
 
 
 def _seconds(m: re.Match[str]) -> float:
@@ -125,20 +122,3 @@ def _bars(report: Report) -> Iterator[Finding]:
             f"the bar above took {made:.3g} s, not {text}, as all others took what is said below them: which is it?"
         )
         yield Finding(QUESTION, "time", n, text, message, (n - 1, n))
-
-
-def _processor(report: Report) -> Iterator[Finding]:
-    """ "real", "user" and "sys": no command uses more than all threads of the machine."""
-    text = "\n".join(report.lines)
-    cores = {int(x) for x in _CORES.findall(text)}
-    found = {m["what"]: m for m in _CPU.finditer(text)}
-    if len(cores) == 1 and {"real", "user"} <= found.keys() and len(_CPU.findall(text)) <= 3:
-        wall, user = (
-            3600 * int(m["h"] or 0) + 60 * int(m["m"]) + float(m["s"]) for m in (found["real"], found["user"])
-        )
-        most = max(cores) * wall
-        if user > 1.05 * most and not re.search(r"(?i)\b(?:nodes|sockets|hosts|ssh|srun|mpirun|distcc)\b", text):
-            line = text.count("\n", 0, found["user"].start()) + 1
-            message = f"{max(cores)} threads have {most:.0f} s of processor time in {wall:.0f} s, not {user:.0f}"
-            sure = re.search(r"(?i)\d[ -](?:hardware|hw|logical)|vcpus?|nproc|\d cpus", text)
-            yield Finding(INCONSISTENT if sure else QUESTION, "time", line, found["user"][0], message, (line,))

@@ -27,6 +27,8 @@ _STEPS = [10.0 ** (3 * k) for k in range(-6, 7)]
 _BINARY = [s * 1.024**j * b for s in _STEPS for j in range(-4, 5) for b in (1, 8, 0.125)]
 _CLOCK = [s * c**e for s in _STEPS for c in (60, 3600, 86400, 24) for e in (1, -1)]
 _WHOLE = re.compile(r"(?:[Bb](?:ytes?|its?)?|GPUs?|layers|heads|tokens)?")
+# "2 × 32 × 8 × 128 × 2 bytes, in other words 512 KiB"
+_SPOKEN = re.compile(r"(?<=[\w)]),? (?:in other words|i\.e\.,?|that is|which (?:is|makes|gives)|or) (?=\d)")
 _BYTES = re.compile(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
 _HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
@@ -76,10 +78,11 @@ def _side(text: str) -> _Side | None:
 
 def equations(report: Report) -> Iterator[Finding]:
     """Every equation of plain numbers, each side of it against the next."""
-    for row in (r for r in report.all_rows if r.kind != "record" and "=" in r.text):
+    for row in (r for r in report.all_rows if r.kind != "record" and ("=" in r.text or _SPOKEN.search(r.text))):
         raw = report.lines[row.line - 1] if 0 < row.line <= len(report.lines) else ""
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text.replace("€", ""))
         text = re.sub(r"(?<=\d)([BM]) (?:param\w*|weights|tokens)", lambda m: {"B": "e9", "M": "e6"}[m[1]], text)
+        text = _SPOKEN.sub(" = ", re.sub(r"(?<=\d) ?\([A-Za-z][A-Za-z ,]*\)(?= ?[×x*])", "", text))
         # "4 ms + queue 11 ms"
         # "14 GB read + 3 GB written"
         text = re.sub(r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text)

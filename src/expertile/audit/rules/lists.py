@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.quantity import clean
-from expertile.audit.records import Named, Series, Sheet, arrays, digits, in_line, records, series, sheets, words
+from expertile.audit.records import Named, Series, Sheet, digits, in_line, series, sheets, words
 from expertile.audit.report import Report
-from expertile.audit.rules.statistics import statistic
 
 _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
     "mean": (statistics.fmean,),
@@ -25,12 +24,6 @@ _OF_LIST: dict[str, tuple[Callable[[list[float]], float], ...]] = {
     "total": (sum,),
     "std": (statistics.stdev, statistics.pstdev),
 }
-_ALIASES = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max", "stdev": "std", "stddev": "std"}
-_PLAIN = {"time", "latency", "duration", "runs", "run", "all", "of", "the", "value", "over"}
-# Of which runs a mean may not be.
-_SOME = re.compile(
-    r"(?i)exclud|warm|drop|discard|trim|without|first|skip|outlier|steady|last \d|top \d|selected|subset"
-)
 _HIDDEN = re.compile(
     r"(?i)\.\.\.|…|⋮|selected|subset|excerpt|top[- ]\d+ (?:rows|kernels|entries|bins|only)|first \d+|omit|"
     r"cut\b|others? not shown"
@@ -74,22 +67,12 @@ def lists(report: Report) -> Iterator[Finding]:
                 last = s.figures[-1].line
                 near = (line for line in block.lines if last < line.number < last + 30)
                 below = [f for line in near if len(found := in_line(line)) == 1 for f in found]
-                alike = len({re.sub(r"\d+", "0", x) for x in s.labels}) <= 1
-                alike &= not any(statistic(f.words) for f in s.figures)  # no percentiles
-                if alike and len(s.figures) > 2 and not _SOME.search(block.text):
-                    yield from _summed_up(s, below)
                 if _PHASES.search(s.name):
                     yield from _phases(s, below)
         for s in held:
             yield from _counted(report, s)
             yield from _expected(s)
             yield from _shares(report, s)
-    for s in arrays(report):
-        first, last = s.figures[0].line, s.figures[-1].line
-        beside = [f for r in records(report) for f in r.figures if first - 12 <= f.line <= last + 12]
-        if not _SOME.search(report.text):
-            # Where none fits they are of something else.
-            yield from (f for f in _summed_up(s, [*dict.fromkeys(beside)]) if f.verdict == INCONSISTENT)
     for sheet in sheets(report):
         if len(sheet.rows) > 2 and len(sheet.header) < 24:
             yield from _columns(sheet)
@@ -97,32 +80,6 @@ def lists(report: Report) -> Iterator[Finding]:
 
 def _found(verdict: str, rule: str, message: str, f: Named, lines: list[int]) -> Finding:
     return Finding(verdict, rule, f.line, f.text, message, tuple(lines))
-
-
-def _summed_up(s: Series, below: list[Named]) -> Iterator[Finding]:
-    values, off = s.values, max(f.off for f in s.figures)
-    first = s.figures[0]
-    fits, odd = 0, list[tuple[Named, float, str]]()
-    for f in itertools.takewhile(lambda f: f.line - s.figures[-1].line < 14, below):
-        own = [_ALIASES.get(w, w) for w in f.words]
-        named = [w for w in own if w in _OF_LIST]
-        beside = {*own} - {*named} - _PLAIN - {*words(f"{s.name} {s.labels[0] if s.labels else ''}")}
-        if len(named) != 1 or beside or f.kind not in (first.kind, "number") or f.value <= 0:
-            continue
-        if named[0] in ("sum", "total") and f.kind != first.kind:
-            continue
-        scale = 1.0 if f.kind == first.kind or first.kind == "number" else values[0] / (digits(first) or 1.0)
-        made = [of(values) for of in _OF_LIST[named[0]]]
-        slack = 0.0 if named[0] in ("min", "max", "median") else 0.003
-        if any(abs(f.value * scale - m) <= f.off * scale + off + slack * abs(m) for m in made):
-            fits += named[0] not in ("sum", "total")
-        else:
-            odd.append((f, made[0] / scale, named[0]))
-    for f, m, name in odd if len(odd) == 1 else ():
-        shown = m / f.value * digits(f) if f.value else m
-        message = f"the {name} of the {len(values)} figures above is {shown:.4g}, not {f.text}"
-        lines = [x.line for x in s.figures]
-        yield _found(INCONSISTENT if fits else QUESTION, "total", message, f, lines)
 
 
 def _counted(report: Report, s: Series) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ _WORDS = re.compile(rf"\b(?:{'|'.join(DIGITS)})\b", re.IGNORECASE)
 _VALUE = re.compile(rf"(?<![\w.])(?<!\d[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
 _SIGN = re.compile(r"(?:\s*[:=]+>?\s*[(\[]?|\s*\.{3,}\s*|\s+)$")
 _BEGIN = re.compile(r"[,;|{}\"'\]]|\s{2,}|[:=] |: ")
+_WORKED_OUT = re.compile(rf"^\W*(?P<key>[A-Za-z][\w ]*?)(?:\s{{2,}}|\s*:\s)[^=]*\d[^=]*= ?(?P<v>{NUMBER})[^=]*$")
 _BRACKETS = re.compile(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))")
 # Nsight Compute's and other columns: name, unit, value.
 _COLUMNS = re.compile(rf"^\s*(?P<key>\S.*?)\s{{2,}}(?P<unit>%|[#A-Za-z][\w/]*)\s{{2,}}(?P<v>{NUMBER})\s*$")
@@ -60,6 +61,7 @@ def key_of(text: str) -> str:
         lambda m: "" if match_unit(m["i"]) or "/" in m["i"] else f" {m['i']}",
         text,
     )
+    text = re.sub(r"(?i)(?<=[a-z])/(?=(?:block|thread|sm|row|wave|cta)\b)", " per ", text)
     return re.sub(r"[\s_.:,()\[\]=-]+", " ", text.lower()).strip(" /")
 
 
@@ -98,8 +100,11 @@ def _of_line(row: Row) -> Iterator[Named]:
     if m := _COLUMNS.match(row.text):
         yield _pair(row, m["key"], m["v"], row.line, None, m["unit"])
         return
+    if m := _WORKED_OUT.match(row.text):  # "Rpeak   128 cores x 2.45 GHz x 16 flop/cycle = 5.02 TFLOP/s"
+        q = next((q for q in row.quantities if q.start == m.start("v") and q.exact), None)
+        yield _pair(row, m["key"], m["v"], row.line, q)
     code, past = row.report.blocks[row.block].kind != "prose", 0
-    at = {q.start: q for q in row.quantities if q.exact}
+    at = {q.start: q for q in row.quantities if q.exact or re.match(r"\W*[Rr]max\b", row.text)}
     text = _BRACKETS.sub(lambda m: " " * len(m[0]), row.text)
     for m in _VALUE.finditer(text):
         sign = _SIGN.search(text, past, m.start())
@@ -184,7 +189,10 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
                     yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
                     continue
                 scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
-                yield Named("", "n", _plain(digits.rstrip("kKM")) * scale, digits, row.line, row)
+                near = (
+                    n for n in range(row.line, row.line + 5) if n <= len(report.lines) and m[0] in report.lines[n - 1]
+                )
+                yield Named("", "n", _plain(digits.rstrip("kKM")) * scale, digits, next(near, row.line), row)
         elif form.search(row.text):
             for q in row.of(*of.kinds.split()):
                 if q.exact and form.search(own_words(row, q)):

@@ -139,9 +139,11 @@ NAMES = {
     "block_threads": Name(
         "n", r"(?:thread )?block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024
     ),
-    "block_smem": Name("bytes", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
+    "block_smem": Name("bytes other", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
     "resident_blocks": Name(
-        "n", r"(?:ctas|blocks) per sm", rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b"
+        "n",
+        r"(?:ctas|blocks) per sm",
+        rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b|{_N} resident (?:ctas?|blocks?)\b",
     ),
     "max_warps": Name("n", r"max warps per sm"),
     "limit_registers": Name("n", r"block limit registers"),
@@ -204,6 +206,42 @@ NAMES = {
     "rtf": Name("n ratio", r"rtf|real ?time factor"),
     "audio": Name("time", r"audio(?: duration| length| s)?"),
     "processing": Name("time", r"(?:processing|inference|decod\w+|wall)(?: time)?(?: s)?"),
+    # how often, how many, how good
+    "clients": Name(
+        "n", r"(?:load generator |number of |num |n |concurrent )*(?:clients|users|connections)|(?:max )?concurrency"
+    ),
+    "request_rate": Name(
+        "items_per_s n",
+        r"transactions/s|[tqr]ps|(?:request |req )?throughput(?: req s| rps| qps)?|"
+        r"requests? (?:per|/) ?s(?:ec(?:ond)?)?|req s|requests/sec",
+    ),
+    "mean_latency": Name("time", rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2e |request |response )?(?:latency|time)"),
+    "completed": Name(
+        "n items",
+        r"completed|(?:successful|completed|finished|total) requests|requests(?: completed| sent)?|"
+        r"transactions(?: actually processed)?",
+    ),
+    "window": Name(
+        "time", r"window(?: s)?|(?:benchmark |test |total )?duration|total time|elapsed(?: time)?|wall(?: time| clock)?"
+    ),
+    "wer": Name("percent", r"wer(?: percent| pct)?|word error rate"),
+    "substitutions": Name("n", r"sub(?:stitution)?s?"),
+    "deletions": Name("n", r"del(?:etion)?s?"),
+    "insertions": Name("n", r"ins(?:ertions?)?"),
+    "words": Name("n", r"(?:n |num )?(?:ref(?:erence)? )?words|n ref"),
+    "row_nonzeros": Name(
+        "n", r"(?:nnz|non ?zeros) per row(?: avg| mean)?|(?:avg|mean|average) (?:nnz|non ?zeros) per row"
+    ),
+    "elements": Name("n", r"(?:num |n |total )?elements|numel"),
+    "thread_elements": Name("n", r"(?:elements?|elems|items|values) per thread|[ei]pt"),
+    "launched_blocks": Name(
+        "n", r"(?<!gpu )(?<!kv )(?<!resident )(?:num |n |grid |thread ?)?blocks|grid(?: size| dim)?"
+    ),
+    "wave_blocks": Name("n", r"blocks per wave"),
+    "all_waves": Name("n", r"waves(?: in total)?"),
+    "rpeak": Name("rate", r"r ?peak|theoretical(?: peak| rate| performance)?"),
+    "rmax": Name("rate", r"r ?max|achieved(?: rate| performance)?"),
+    "efficiency": Name("percent", r"efficiency"),
     # cost
     "mean_power": Name(
         "power",

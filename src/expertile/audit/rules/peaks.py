@@ -277,6 +277,8 @@ def _is_sheet(q: Quantity) -> bool:
 
 def _is_peak(row: Row, q: Quantity) -> bool:
     """Whether a figure, or the first words of its table's row, say so."""
+    if re.match(r"r ?max\b", q.words):
+        return False  # of HPL
     told = PEAK.search(" ".join((q.words, *row.label.lower().split()[:3]))) or on_sheet(row, q)
     return bool(told or any(_of(row, p, q) for p in row.of("percent"))) and not _PART_OF.match(row.text, q.end)
 

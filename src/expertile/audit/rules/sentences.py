@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
-from expertile.audit.records import in_line, series, sheets
+from expertile.audit.records import series, sheets
 from expertile.audit.report import Report, Row
 from expertile.audit.units import unit_of_name
 
@@ -41,7 +41,6 @@ _LEFT = re.compile(
     r"(?i)\b(?:timed|measured|benchmarked|kept|remaining:?|left:?|ran|evaluated) (\d[\d,]*) ([a-z]{4,}s)\b"
 )
 _INSIDE = re.compile(r"(?i)\b(?:inside|within|part) (?:of )?(?:the )?[\"'`]?(?P<name>[\w:.-]{4,})")
-_ON_AVERAGE = re.compile(r"(?i)\bon average\b[^\d]*(?P<n>\d+(?:\.\d+)?)[^\d]*\bper (?P<noun>[a-z]+)\b")
 _OF_COUNT = re.compile(
     r"(?i)(?:(?<![\d.,])(?P<whole>\d[\d,]*) [a-z]+: (?P<part>\d[\d,]*) [a-z]+,? (?:i\.e\.|that is|or|which is|"
     r"=) (?:about )?)$"
@@ -61,11 +60,9 @@ def sentences(report: Report) -> Iterator[Finding]:
     yield from _saved(report)
     yield from _remaining(report)
     yield from _inside(report)
-    yield from _averages(report)
     for _, rows in itertools.groupby(report.lines_of_text, lambda r: r.block):
         held = [*rows]
         if report.blocks[held[0].block].kind == "list":
-            yield from _listed(held)
             yield from _each(report, held)
 
 
@@ -209,50 +206,6 @@ def _inside(report: Report) -> Iterator[Finding]:
                 serial = re.search(r"single stream|one stream|serial|sequential", report.text)
                 yield Finding(
                     INCONSISTENT if serial else QUESTION, "order", f.line, f.text, message, (rows[0].line, f.line)
-                )
-
-
-def _averages(report: Report) -> Iterator[Finding]:
-    """ "On average … 8.0 per request" below a count of requests and one of something else."""
-    for block in report.blocks:
-        held = [] if block.table else block.lines
-        for i, line in enumerate(held):
-            m = _ON_AVERAGE.search(line.text)
-            above = [f for at in held[max(0, i - 2) : i] for f in in_line(at) if f.whole and f.value > 100] if m else []
-            counts = [f for f in above if m and f.words and f.words[-1].rstrip("s") == m["noun"].rstrip("s")]
-            if m and len(above) == 2 and len(counts) == 1:
-                other = next(f for f in above if f is not counts[0])
-                made, text = other.value / counts[0].value, m["n"]
-                if abs(made - float(text)) > 0.51 * 10 ** -len(text.partition(".")[2]) + 0.01 * made:
-                    message = f"{other.text} / {counts[0].text} is {made:.3g} per {m['noun']}, not {text}"
-                    yield Finding(QUESTION, "ratio", line.number, text, message, (other.line, counts[0].line))
-
-
-def _listed(rows: list[Row]) -> Iterator[Finding]:
-    """ "Total: 72 MiB" below the items of a list, of which no two or more make it: it asks."""
-    for i, row in enumerate(rows):
-        q = (
-            row.quantities[0]
-            if row.quantities
-            and re.match(
-                r"(?i)\W*(?:total|sum|altogether|in total)\b[^\d,;]{0,16}$", row.text[: row.quantities[0].start]
-            )
-            else None
-        )
-        parts = [x for r in rows[:i] for x in r.of(q.kind)] if q else []
-        if q and q.exact and q.kind in ("bytes", "time", "money", "energy") and 2 <= len(parts) <= 8 and i > 1:
-            some = [
-                sum(x.value.mid for x in c) for k in range(2, len(parts) + 1) for c in itertools.combinations(parts, k)
-            ]
-            if not any(q.value.meets(x, 0.02) for x in some) and max(
-                x.value.mid for x in parts[1:]
-            ) < q.value.mid < sum(x.value.mid for x in parts):
-                yield finding(
-                    QUESTION,
-                    "total",
-                    f"no two or more of the items above make {q.text}: what does it count?",
-                    q,
-                    *parts[-2:],
                 )
 
 

@@ -45,6 +45,7 @@ _SHARES = (
 )
 _RATIO = {"rate", "ratio", "share", "fraction"}
 _HALF = re.compile(r"95 ?%[^±\n]*±\s*(?P<n>\d+(?:\.\d+)?) ?(?P<unit>[^\W\d]\S*)")
+_APART = {"wall", "with", "incl", "including"}
 _COUNTS = {"iterations", "iters", "iter", "launches", "repetitions", "reps", "repeats", "calls"}
 
 
@@ -53,7 +54,7 @@ def related(report: Report) -> Iterator[Finding]:
     for _, some in itertools.groupby(records(report), lambda r: (r.block, r.kind)):
         held = [*some]
         text = report.blocks[held[0].block].text
-        for rule in (_ordered, _deviations, _nested, _shares, _per, _repeated, _seen, _objective, _outcomes):
+        for rule in (_ordered, _deviations, _nested, _shares, _repeated, _objective, _outcomes):
             found = [[*rule(record)] for record in held]
             broken = [f for each in found for f in each]
             if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
@@ -192,68 +193,29 @@ def _stem(word: str) -> str:
     return word.rstrip("s") if len(word) > 3 else word
 
 
-def _per(record: Record) -> Iterator[Finding]:
-    """ "flop_per_byte" of the only figures of flop and of bytes; "density" of "nnz", "rows" and "cols"."""
-    for f in record.figures:
-        name = re.sub(r"[_\s]+", " ", f.name.lower())
-        if m := re.fullmatch(r"(?:avg |mean )?([a-z]{3,}) per ([a-z]{3,})", name):
-            like = [x for x in record.figures if x is not f and x.value and x.whole]
-            a, b = ([x for x in like if x.words and _stem(x.words[-1]) == _stem(w)] for w in m.groups())
-            if len(a) == len(b) == 1 and f.value and not f.meets(a[0].value / b[0].value, 0.02):
-                message = f"{a[0].text} / {b[0].text} is {a[0].value / b[0].value:.4g}, not {f.text}"
-                yield _says(INCONSISTENT, "ratio", message, f, a[0], b[0])
-        if f.words in (("density",), ("sparsity",)):
-            n, rows, cols = record.one("nnz", "nonzeros"), record.one("rows", "m"), record.one("cols", "columns", "n")
-            if n and rows and cols and rows.value * cols.value:
-                share = n.value / (rows.value * cols.value)
-                share = share if f.words == ("density",) else 1 - share
-                value, off = (f.value, f.off) if f.value <= 1 else (f.value / 100, f.off / 100)
-                if abs(value - share) > off + 0.01 * share:
-                    message = f"{n.text} of {rows.text} × {cols.text} are {share:.3g}, not {f.text}"
-                    yield _says(INCONSISTENT, "ratio", message, f, n, rows, cols)
-
-
 def _repeated(record: Record) -> Iterator[Finding]:
-    """So many iterations of a mean time each are the loop's total."""
+    """So many iterations of a mean time each are the loop's total; so are sweeps and a time per sweep."""
+    times = [f for f in record.figures if f.kind in ("time", "s_per_item") and f.value > 0]
+    totals = [f for f in times if {"total", "whole"} & {*f.words} and not {*f.words} & _APART]
     counts = [
-        f
-        for f in record.figures
-        if f.words and f.words[-1] in _COUNTS and f.kind in ("number", "items") and f.value > 1
+        f for f in record.figures if f.words and f.whole and f.value > 1 and f.kind in ("number", "items", "other")
     ]
-    times = [f for f in record.figures if f.kind == "time" and f.value > 0]
-    means = [
-        f
-        for f in times
-        if {*f.words} & {*_MEANS}
-        and (
-            {*f.words} <= {*_MEANS, "time", "latency"}
-            or {*map(_stem, f.words)} & {"iteration", "iter", "call", "launch", "run"}
+    for mean in times if len(totals) == 1 else ():
+        per = mean.words[mean.words.index("per") + 1 :] if "per" in mean.words else ()
+        each = {_stem(w) for w in per} or (
+            {"iteration", "iter", "call", "launch", "run"} if {*mean.words} & {*_MEANS} else set()
         )
-    ]
-    totals = [f for f in times if "total" in f.words and not {*f.words} & {"wall", "with", "incl", "including"}]
-    if len(counts) == len(means) == len(totals) == 1 and not {"warmup", "warm"} & {*counts[0].words}:
-        (n,), (mean,), (total,) = counts, means, totals
+        of = [f for f in counts if (f.words[-1] in _COUNTS if not per else _stem(f.words[-1]) in each)]
+        if "warm" in " ".join(f.name for f in record.figures).lower() or re.search(r"(?i)warm", totals[0].label):
+            continue
+        of = [f for f in of if not {"warmup", "warm", "per"} & {*f.words}]
+        if len(of) != 1 or mean is totals[0] or not each:
+            continue
+        (n,), (total,) = of, totals
         made = n.value * mean.value
         if abs(made - total.value) > n.value * mean.off + total.off + 0.05 * made and 0.1 < made / total.value < 10:
             message = f"{n.text} × {mean.text} is {made:.4g} s, not {total.text}"
-            loop = "loop" in total.words
-            yield _says(INCONSISTENT if loop else QUESTION, "product", message, total, n, mean)
-
-
-def _seen(record: Record) -> Iterator[Finding]:
-    """Tokens seen after so many steps of so many tokens each: it asks."""
-    steps = [
-        f
-        for f in record.figures
-        if f.words[-1:] in (("step",), ("steps",)) and f.whole and not {*f.words} & {"warmup", "max", "total"}
-    ]
-    each = [f for f in record.figures if {*f.words} >= {"batch", "tokens"} or {*f.words} >= {"tokens", "per", "step"}]
-    seen = [f for f in record.figures if {*f.words} & {"seen", "consumed"} and "tokens" in f.words and f.whole]
-    if len(steps) == len(each) == len(seen) == 1 and each[0].value > 1:
-        made = steps[0].value * each[0].value
-        if not 0.99 < seen[0].value / made < 1.01 and 0.2 < seen[0].value / made < 5:
-            message = f"{steps[0].text} × {each[0].text} is {made:,.0f}, not {seen[0].text}: were all steps alike?"
-            yield _says(QUESTION, "product", message, seen[0], steps[0], each[0])
+            yield _says(INCONSISTENT if "loop" in total.words else QUESTION, "product", message, total, n, mean)
 
 
 def _objective(record: Record) -> Iterator[Finding]:

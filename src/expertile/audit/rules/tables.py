@@ -89,7 +89,7 @@ def proportions(report: Report) -> Iterator[Finding]:
                 timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
                 ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
                 chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
-                chosen |= size_of_name(target.name) is not None
+                chosen |= size_of_name(target.name) is not None and (target.whole or target.kind != "number")
                 kinds = {f.kind for f in (target, *some)}
                 chosen |= kinds == {"ratio"} or (n == 1 and kinds == {"time"})  # of different things
                 chosen |= bool(re.search(r"(?i)\bp\d\d\b", target.name)) or not all(f.name.strip() for f in some)
@@ -160,9 +160,10 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
+    whole = 0 if whole == 10 and exactly else whole  # a digit
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     whole = whole if "percent" not in {target.kind, some[0].kind} and whole < 64 else 0
-    other |= any(x is not q and x.value.meets(should, FIT) for x in row.of(target.kind))
+    other |= any(x is not q and x.value.width < 0.2 and x.value.meets(should, FIT) for x in row.of(target.kind))
     if len(some) == 2 and any(len({f.cells[r].mid for r in made if r not in odd}) < 2 for f in some):
         return  # in which of the ways?
     # Another shape alone may be another work.

@@ -63,7 +63,7 @@ _SPARSE = re.compile(
 _DRAFTED = re.compile(
     r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
 )
-_ABSENT = re.compile(r"(?i)\b(?:no|without|nothing) \w+")
+_ABSENT = re.compile(r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 MODEL = re.compile(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"

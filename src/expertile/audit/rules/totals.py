@@ -15,16 +15,11 @@ from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, on_sheet
 from expertile.audit.units import TYPED, unit_of_name
 
-_TOTAL = re.compile(r"(?i)\btotal\b|\bsum\b|\b(?:al)?together\b|\bin all\b|adds? up to|end[- ]to[- ]end")
+_TOTAL = re.compile(
+    r"(?i)\btotal\b|^\W*(?:whole|full|entire) \w+\W*$|\bsum\b|\b(?:al)?together\b|\bin all\b|"
+    r"adds? up to|end[- ]to[- ]end"
+)
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
-_BROKEN_DOWN = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
-_OF_ALL = re.compile(
-    r"(?i)^\W*(?:whole |full )?(?:layer|step|iteration|pass|run|pipeline|forward|e2e)(?: time| latency)?\W*$"
-)
-_THEORY = re.compile(
-    r"(?i)\b(?:(?P<theory>theoretical)|achieved) (?P<of>[a-z]+(?: [a-z]+){0,3})\b[^\d\n]*?(?P<value>\d+(?:\.\d+)?)\W*$"
-)
-_ACROSS = re.compile(r"(?P<mean>mean|avg\.?|average|median)|(?P<most>max|min|best|worst|maximum|minimum)")
 _ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.

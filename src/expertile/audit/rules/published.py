@@ -1,0 +1,224 @@
+"""The published formulas: one line for each, over the names of names.py."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_WARP = 32
+# Warps, blocks and KiB of shared memory that a multiprocessor holds (CUDA C++ Programming Guide, "Compute
+# Capabilities"); of each block 1 KiB is the system's from 8.0 on.
+HOLDS = {
+    (7, 0): (64, 32, 96),
+    (7, 5): (32, 16, 64),
+    (8, 0): (64, 32, 164),
+    (8, 6): (48, 16, 100),
+    (8, 7): (48, 16, 164),
+    (8, 9): (48, 24, 100),
+    (9, 0): (64, 32, 228),
+    (10, 0): (64, 32, 228),
+    (12, 0): (48, 24, 100),
+}
+_LIGHT = 299_792.458  # km/s
+
+
+def _resident(registers: float, threads: float, most: float) -> float:
+    """The share of a multiprocessor's warps that its 65,536 registers leave; a warp has them in steps of 256."""
+    warps = math.ceil(threads / _WARP)
+    blocks = 65536 // (math.ceil(registers * _WARP / 256) * 256) // warps if registers else most // warps
+    return min(blocks, most // warps) * warps / most
+
+
+FUNCTIONS: dict[str, Callable[..., float]] = {
+    f.__name__.strip("_"): f for f in (math.exp, math.log, math.ceil, math.floor, min, _resident)
+}
+
+
+NEVER = 1 << 20
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`text`: "name = expression", "<=" or ">=", with alternatives between bars, of which the first is needed.
+
+    `sure`: how many other figures must keep it that one of a row or block is accused. `fit`: how many must keep it at
+    all, where it is a model. `slack`: the share by which a figure may be off; `far`: by which one is told. `unless`:
+    words of the report that make it silent, `keys`: of a key. `reach`: "row", "block" or "report".
+    """
+
+    rule: str
+    text: str
+    sure: int = 0
+    slack: float = 0.01
+    far: float = 0.0
+    fit: int = 0
+    unless: str = ""
+    reach: str = "report"
+    keys: str = "(?!)"
+
+
+_STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
+FORMULAS = (
+    # Training: batches, ranks, tokens (Narayanan et al. 2021, arXiv:2104.04473, for the pipeline's bubble).
+    Formula("batch", "global_batch = micro * accum * dp", unless="ramp|warm-?up batch"),
+    Formula("batch", "global_batch = micro * accum * world", sure=NEVER, unless=r"ramp|tensor|pipeline|\btp\b|\bpp\b"),
+    Formula(
+        "ranks",
+        "world = tp * pp * dp | tp * pp * dp * cp | tp * pp * dp * ep | tp * pp | dp * pp | tp * dp | tp | dp",
+        sure=NEVER,
+        slack=0,
+    ),
+    Formula("tokens", "tokens_seen = steps * step_tokens", sure=NEVER, unless="resum|ramp|warm-?up batch|epoch|padd"),
+    Formula(
+        "bubble",
+        "bubble = (pp - 1) / (microbatches + pp - 1) | (pp - 1) / microbatches",
+        sure=2,
+        unless=r"(?<!non-)interleav|zero.bubble|virtual|dualpipe|chimera|measured bubble",
+    ),
+    Formula(
+        "perplexity",
+        "ppl = exp(nll) | 2 ** nll",
+        sure=2,
+        slack=0.04,
+        far=0.1,
+        reach="row",
+        unless="label.smooth|per.byte|per.word|z.loss|aux|moe",
+    ),
+    Formula(
+        "bits per byte",
+        "bits_per_byte = nll / log(2) * tokens / text_bytes | nll * tokens / text_bytes",
+        slack=0.02,
+        reach="block",
+    ),
+    Formula(
+        "warm-up",
+        "lr = peak_lr * step / warmup_steps if step <= warmup_steps else lr | peak_lr * (step + 1) / "
+        "warmup_steps if step <= warmup_steps else lr",
+        fit=3,
+        unless="cosine warm|exponential|quadratic",
+    ),
+    # Models.
+    Formula(
+        "parameters",
+        "params = "
+        + " | ".join(
+            f"layers * (4 * hidden * hidden + {m} * hidden * ffn) + {e} * vocab * hidden"
+            for m in (2, 3)
+            for e in (0, 1, 2)
+        ),
+        sure=NEVER,
+        slack=0.02,
+        unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
+    ),
+    Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
+    Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
+    Formula(
+        "routing",
+        "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
+        sure=NEVER,
+    ),
+    Formula(
+        "memory",
+        "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
+        sure=NEVER,
+        slack=0.06,
+        unless=r"int4|4-bit|gptq|awq|nf4|gguf|\bq\d_|lora|experts|shard of|per rank|\bmoe\b",
+    ),
+    Formula(
+        "memory",
+        "optimizer_bytes = " + " | ".join(f"params * {n}" for n in (8, 12, 2, 4, 6, 10, 14, 16)),
+        sure=NEVER,
+        slack=0.06,
+        unless=r"shard|zero|fsdp|per gpu|8-bit|adafactor|lion|muon|sgd|lora|offload|moe",
+    ),
+    Formula("memory", "metadata = kept_values * index_bits / 8", slack=0.05, reach="block"),
+    Formula("memory", "layers_bytes = layers * layer_bytes", sure=2, slack=0.03, reach="row"),
+    Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
+    Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, far=0.3, fit=2, reach="row"),
+    # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
+    Formula("tokens/s", "output_rate = tokens_out / benchmark_time", far=0.05, reach="block"),
+    Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", far=0.05, reach="block"),
+    Formula("concurrency", "concurrency = blocks * block_tokens / longest", unless="sliding|hybrid"),
+    Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
+    Formula(
+        "latency",
+        "e2e = ttft + (output_tokens - 1) * tpot | ttft + output_tokens * tpot",
+        slack=0.15,
+        reach="row",
+        keys=_STATISTIC,
+    ),
+    Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
+    Formula("speculation", "accepted_length <= drafted + 1", reach="row"),
+    Formula(
+        "real-time factor", "rtf = processing / audio | audio / processing", sure=2, slack=0.03, far=0.2, reach="row"
+    ),
+    # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
+    Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
+    Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
+    Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="row"),
+    Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),
+    Formula("occupancy", "resident_blocks <= floor(warps_per_sm * 32 / block_threads)", reach="row"),
+    Formula("waves", "waves = grid / (sms * min(limit_registers, limit_smem, limit_warps))", slack=0.02, reach="block"),
+    Formula(
+        "grid",
+        "grid = ceil(gemm_m / tile_m) * ceil(gemm_n / tile_n)",
+        sure=NEVER,
+        unless=r"persistent|(?<!no )split-?_?k|stream-?k|batched|grouped|cluster",
+        reach="block",
+    ),
+    Formula("cycles", "duration = cycles / sm_clock", slack=0.03, reach="block"),
+    Formula("IPC", "ipc <= issue_slots", reach="row", unless=r"\bperf stat|cpu cycles"),
+    Formula("peak", "fp32_peak = cores * 2 * boost_clock | cores * boost_clock | cores * 4 * boost_clock", slack=0.02),
+    Formula("bandwidth", "peak_bandwidth = data_rate * bus_width", slack=0.02, reach="block"),
+    Formula("ridge", "ridge = compute_roof / memory_roof", slack=0.03, reach="block"),
+    Formula("intensity", "flop_per_byte = flop / dram_bytes", slack=0.02, reach="row"),
+    Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
+    Formula("conflicts", "conflicts = wavefronts / requests", slack=0.03, reach="block"),
+    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=NEVER, slack=0.03),
+    Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=NEVER, slack=0.05, reach="block"),
+    Formula("bytes in flight", "in_flight = latency * bandwidth", sure=NEVER, slack=0.05, reach="block"),
+    Formula("memory", "max_allocated <= max_reserved", reach="row"),
+    Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
+    Formula("total", "whole = count * each", sure=NEVER, slack=0.03, reach="block", unless="warm"),
+    # Figures that count something, and what they make.
+    Formula(
+        "concurrency",
+        "clients = request_rate * mean_latency",
+        sure=NEVER,
+        slack=0.06,
+        unless=r"open.loop|poisson|rate.limit|think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b",
+    ),
+    Formula(
+        "throughput", "request_rate = completed / window", sure=NEVER, slack=0.03, unless="ramp|warm", reach="block"
+    ),
+    Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
+    Formula("ratio", "row_nonzeros = nonzeros / matrix_rows", slack=0.01, reach="block"),
+    Formula(
+        "grid",
+        "launched_blocks = ceil(elements / (block_threads * thread_elements))",
+        reach="block",
+        unless="persistent|grid.stride",
+    ),
+    Formula("waves", "all_waves = launched_blocks / wave_blocks", slack=0.02, reach="block"),
+    Formula("share of peak", "efficiency = rmax / rpeak", slack=0.01, reach="block", unless="scaling|parallel eff"),
+    # Energy and carbon.
+    Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
+    Formula(
+        "energy",
+        "energy = " + " | ".join(f"{n} * mean_power * ran_for" for n in (1, 2, 4, 8, 16, "world")),
+        sure=NEVER,
+        slack=0.03,
+    ),
+    Formula("energy", "energy = gpu_hours * gpu_power", slack=0.03, unless="pue|cool|host|node power"),
+    Formula(
+        "carbon",
+        "carbon = energy * grid_carbon | energy * pue * grid_carbon",
+        sure=NEVER,
+        slack=0.04,
+        unless="offset|embodied .*includ",
+    ),
+    # Input and output; hosts.
+    Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
+    Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
+    Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),
+    Formula("processors", "user <= hardware_threads * real", sure=NEVER, slack=0.03),
+)
