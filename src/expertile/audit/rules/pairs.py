@@ -15,7 +15,7 @@ from expertile.audit.units import product
 
 _SAME = re.compile(
     r"(?i)^[\s,;(~≈]*(?:per \w+)?[\s,]*(?:=|i\.e\.,?|that is|which (?:is|makes|gives)|or|in other words,?"
-    r"|equal to|thus|→|->)[\s~≈(]*$|^ ?\([~≈]?$"
+    r"|equal to|thus)[\s~≈(]*$|^ ?\([~≈]?$"
 )
 # What is off where a unit was mistaken: bits for bytes, a binary prefix for a decimal one, the wrong way round.
 _STEPS = [8.0, 1000.0, 1e6, *(1.024**k for k in (2, 3, 4, 6, 8)), 1024.0]
@@ -54,7 +54,8 @@ def _same(row: Row) -> Iterator[Finding]:
     for a, b in itertools.pairwise(row.quantities):
         between = row.text[a.end : b.start]
         if (
-            a.kind == b.kind
+            not re.search(r"[×x*·/+−-] ?$", row.text[: a.start])  # "1000 batches x 261.4 ms = 261.4 s"
+            and a.kind == b.kind
             and a.kind in ("bandwidth", "bytes", "time")
             and _SAME.search(between)
             and a.exact
