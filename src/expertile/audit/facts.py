@@ -121,6 +121,7 @@ _FOREIGN = re.compile(
 )
 DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
 DIGITS |= {"eighteen": "18"}
+NUMBERS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10"}  # of anything but GPUs
 _SPELLED = re.compile(
     rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|(?:[AHBLV]\d{{2,3}}[A-Z]?|T4|L4)s?\b))|"
     rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"

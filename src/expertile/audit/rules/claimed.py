@@ -5,7 +5,7 @@ import re
 import statistics
 from collections.abc import Iterator
 
-from expertile.audit.facts import DIGITS, size_of_name
+from expertile.audit.facts import NUMBERS, size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
 from expertile.audit.interval import printed
 from expertile.audit.records import Named, Sheet, digits, series, sheets, words
@@ -13,7 +13,8 @@ from expertile.audit.report import Report, Row
 from expertile.audit.units import RATES
 
 _SUMMARY = re.compile(r"(?i)\W*(?:total|sum|mean|avg|average|geo|median|all\b|overall)")
-_COUNT = "|".join(words_ := {**DIGITS, "one": "1", "five": "5", "seven": "7", "nine": "9", "ten": "10"})
+_WORDS = NUMBERS | {"one": "1"}
+_COUNT = "|".join(_WORDS)
 _MEAN = re.compile(
     r"(?i)\b(?:(?P<geo>geo(?:metric(?:al)?)?[ -]?mean)|(?P<median>median)|(?:arithmetic |plain |"
     r"simple )?(?P<mean>mean|average))"
@@ -64,7 +65,7 @@ def claimed(report: Report) -> Iterator[Finding]:
 
 
 def _number(text: str) -> float:
-    return float(words_.get(text.lower(), text).replace(",", ""))
+    return float(_WORDS.get(text.lower(), text).replace(",", ""))
 
 
 def _says(verdict: str, rule: str, message: str, line: int, quote: str, held: list[Named]) -> Finding:

@@ -82,7 +82,6 @@ NAMES = {
     "hidden": Name("n", r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd)", rf"\bhidden(?: size)? {_N}\b"),
     "ffn": Name("n", r"(?:arch |model )?(?:d ff|ffn(?: dim| hidden size)?|intermediate size)"),
     "vocab": Name("n", r"(?:arch |model )?(?:n )?vocab(?: size)?"),
-    "positions": Name("n", r"(?:arch |model )?(?:n positions|max position embeddings|n ctx)"),
     "experts": Name("n", r"(?:n |num )?(?:routed |local )?experts", rf"{_N} (?:routed )?experts\b"),
     "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),

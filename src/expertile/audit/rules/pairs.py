@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from expertile.audit.facts import DIGITS
+from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
@@ -32,8 +32,7 @@ _LIMITED = re.compile(
     r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link rate|port speed|nominal rate)\b"
 )
 _STAGE = r"(?:a|per|each|every)[ -](?P<noun>[a-z]{3,})"
-_WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10"}
-_MANY = re.compile(rf"(?i)\b(?P<n>\d{{1,5}}|{'|'.join(_WORDS)}) (?P<noun>[a-z]{{3,}})s\b")
+_MANY = re.compile(rf"(?i)\b(?P<n>\d{{1,5}}|{'|'.join(NUMBERS)}) (?P<noun>[a-z]{{3,}})s\b")
 _SO = re.compile(
     r"(?i)\b(?:so|hence|thus|therefore|i\.e|that (?:is|makes)|which (?:is|makes)|makes?|takes?|occup\w+)\b|="
 )
@@ -54,12 +53,12 @@ def _same(row: Row) -> Iterator[Finding]:
     for a, b in itertools.pairwise(row.quantities):
         between = row.text[a.end : b.start]
         if (
-            not re.search(r"[×x*·/+−-] ?$", row.text[: a.start])  # "1000 batches x 261.4 ms = 261.4 s"
-            and a.kind == b.kind
+            a.kind == b.kind
             and a.kind in ("bandwidth", "bytes", "time")
             and _SAME.search(between)
             and a.exact
             and b.exact
+            and not re.search(r"[×x*·/+−-] ?$", row.text[: a.start])  # "1000 batches x 261.4 ms = 261.4 s"
         ):
             yield from _converted(a, b, INCONSISTENT if "(" not in between else QUESTION)
 
@@ -161,7 +160,7 @@ def _each(report: Report) -> Iterator[Finding]:
             between = row.text[m.end() : first.start] if first else ""
             if not first or not _SO.search(between) or re.search(r"[.;]|\d", between):
                 continue
-            n = float(_WORDS.get(m["n"].lower(), m["n"]))
+            n = float(NUMBERS.get(m["n"].lower(), m["n"]))
             made = of[0].value * n
             own = re.match(rf"(?i)\W{{0,2}}{_STAGE}\b", row.text[first.end :])
             ways = [made, made + of[0].value]

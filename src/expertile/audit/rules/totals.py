@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Iterator
 
-from expertile.audit.facts import DIGITS
+from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval, printed
 from expertile.audit.quantity import Quantity
@@ -42,7 +42,7 @@ _RANK_NEAR = re.compile(_RANK)
 _SLASHED = re.compile(r"(?<![\w/])(p\d\d(?:/p?\d\d)+)\b[^\d/]{0,16}(\d[\d.]*(?:/\d[\d.]*)+)(?![\d/])")
 # An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
 _AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
-_WORDS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10", "one": "1"}
+_WORDS = NUMBERS | {"one": "1"}
 _N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
 # "32 concurrent users", "the 32-GPU job", "the eight of them"
 _COUNTED = re.compile(
