@@ -26,15 +26,6 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
       " @done bra.uni over;\n bra.uni again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
 }
 
-// Whether the wait would be over at once.
-__device__ __forceinline__ bool barrier_passed(u32 bar, u32 parity) {
-  u32 passed;
-  asm volatile(
-      "{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
-      : "=r"(passed) : "r"(bar), "r"(parity) : "memory");
-  return passed;
-}
-
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }

@@ -7,9 +7,10 @@
 // in multiples of 64.
 //
 // The scheduling warp is a tile ahead: it finds the tile, tells the others through one of two slots and copies the
-// tile's scales of b for all steps beside it. Where the kernel is `early`, while others still run, the warp finds its
-// first tile by what `offs` says then and has L2 fetch the tile's first step. If `offs` says the same when the others are
-// done, the tile stands. With one group, rows up to M are tiles before `offs` is read; past its end nothing is stored.
+// tile's scales of b for all steps beside it. With up to LANES groups the loading warp finds the first tile itself. Where
+// the kernel is `early`, it starts while others still run: warps find the first tile by what `offs` says then, and have L2
+// fetch the tile's first step. If `offs` says the same when the others are done, the tile stands. With one group, rows up
+// to M are tiles before `offs` is read; past its end nothing is stored.
 //
 // SPLIT > 1: so many programs of a cluster take a tile, each its part of the steps. They send each other their sums, and
 // each adds up and stores its part of the columns, the programs' sums in the order of their ranks: same bits every time.
@@ -101,17 +102,14 @@ __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t)
   scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps, t.first);
   queue_products<WIDTH, STAGE>(part, t);
   t.ring.passed(STAGE);
-  const u32 next_parity = t.ring.parity(NEXT);
-  t.step++;
+  const bool last = ++t.step == t.steps;
+  // The wait for the next stage is under the products, so that it is not between the promotion and the next ones.
+  if (!last) barrier_wait(t.s.full + NEXT * 8, t.ring.parity(NEXT));
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   hold<WIDTH / 2>(part);
   t.s.give_back(STAGE);
-  // Nothing but the products shall stand behind the promotion: the next stage is looked at before.
-  const bool ready = barrier_passed(t.s.full + NEXT * 8, next_parity);
   scales.promote(sum, part);
-  if (t.step == t.steps) return true;
-  if (!ready) barrier_wait(t.s.full + NEXT * 8, next_parity);
-  return false;
+  return last;
 }
 
 // A step of narrow tiles: the products of stage STAGE are under way; those of the next stage, unless this is the LAST
@@ -179,8 +177,9 @@ __device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, i
   else store_part<WIDTH>(sum, mine, full, empty, out, pitch, tile, first, rank, shared_before++ & 1, N);
 }
 
-// Registers of a consumer's threads. Two programs with one consumer each fit into a multiprocessor.
-constexpr int MANY = CONSUMERS == 1 ? 208 : 232;
+// Registers of a consumer's threads: two programs with one consumer each fit into a multiprocessor. Of what a program has
+// at launch, 168 a thread with two consumers, MANY leave the other warps FEW; with more both would wait for ever.
+constexpr int MANY = CONSUMERS == 1 ? 208 : 232, FEW = 40;
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), CONSUMERS == 1 ? 2 : 1)
 scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap a_wide_map,
@@ -214,11 +213,14 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   int* row_ends = tile_ends + G;
 
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
-  if (warp == 4 * CONSUMERS && lane == 0) {
+  const int group = warp / 4;
+  if (warp == 4 * CONSUMERS + 3 && elected()) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&a_wide_map) : "memory");
     asm volatile("prefetch.tensormap [%0];" ::"l"(&b_wide_map) : "memory");
     asm volatile("prefetch.tensormap [%0];" ::"l"(&scale_a_map) : "memory");
     asm volatile("prefetch.tensormap [%0];" ::"l"(&out_map) : "memory");
+  }
+  if (warp == 0 && lane == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, 1);
       barrier_init(s.empty + i * 8, 4 * CONSUMERS);
@@ -239,75 +241,46 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   const int all_steps = (K + K_STEP - 1) / K_STEP;
   const int first_step = SPLIT == 1 ? 0 : rank * all_steps / SPLIT;
   const int steps = (SPLIT == 1 ? all_steps : (rank + 1) * all_steps / SPLIT) - first_step;
-  const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N, across = n_full + (n_rest != 0);
-  const auto tiles = [=](int rows) { return (rows + ROWS - 1) / ROWS * across; };
-  const int stride = gridDim.x / SPLIT;
-  const auto find = [=](int t, const Units& units) {
-    return t < units.all ? locate(t, units, n_full, n_rest, G, tile_ends, row_ends) : Tile{0, 0, 0, 0, 0};
-  };
+  const int n_full = N / BLOCK_N, n_rest = N - n_full * BLOCK_N;
+  const int program = blockIdx.x / SPLIT, programs = gridDim.x / SPLIT;
   // Boxes end where the tensor does: TMA takes 7 clocks for each row outside, 2 inside (H200).
   const int at_once = min(ROWS, M);
-  const bool guessed = G == 1 || (early && G <= LANES);
+  // Each warp that needs the first tile finds it, so that none waits for another. It is never a part of a tile.
+  const bool few = G <= LANES, guessed = G == 1 || (early && few);
   int row_end = M;  // of the group of this lane
   Tile tile;
-  if (warp == 4 * CONSUMERS + 1 && guessed) {
+  if (group == CONSUMERS && guessed) {
     if (G > 1 && lane < G) row_end = load_now(offs + lane);
-    list_groups(tile_ends, row_ends, G, [=](int) { return row_end; }, tiles);
-    tile = find(blockIdx.x / SPLIT, {tile_ends[G - 1], 1, tile_ends[G - 1]});
-    if (early && tile.row < tile.row_end && elected()) {
+    tile = tile_of_few(program, row_end, n_full, n_rest, G);
+    if (early && warp == 4 * CONSUMERS + 2 && tile.width && elected()) {
       prefetch_2d(a_wide_map, first_step * K_STEP, tile.row);
       prefetch_3d(b_wide_map, first_step * K_STEP, tile.col, tile.group);
     }
   }
   if (SPLIT > 1) cluster_sync();
   else __syncthreads();
-  const int group = warp / 4;
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   Ring ring;
 
   if (group == CONSUMERS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
-    if (warp == 4 * CONSUMERS + 1) {
-      // The scheduler: a tile ahead of the others, with its scales of b.
-      const int scales_n = (N + 127) / 128;
-      bool found = guessed && (G == 1 || !__ballot_sync(0xffffffffu, lane < G && load_now(offs + lane) != row_end));
-      if (!found) list_groups(tile_ends, row_ends, G, [=](int g) { return load_now(offs + g); }, tiles);
-      // No program's first tile is cut: it need not wait to know which are.
-      Units units{tile_ends[G - 1], 1, tile_ends[G - 1]};
-      int t = blockIdx.x / SPLIT;
-      for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
-        barrier_wait(s.tile_empty + slot * 8, parity);
-        if (!found) tile = find(t, units);
-        found = false;
-        if (lane == 0) {
-          send(s.tile + slot * 32, tile);
-          barrier_arrive(s.tile_full + slot * 8);
-        }
-        if (tile.width == 0) break;
-        units = units_of(tile_ends[G - 1], stride);
-        int next = t + stride;
-        if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);
-        const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
-        const int c = tile.col / 128;
-        const float *left = scale_b + tile.group * sb_g + c * sb_n, *right = c + 1 < scales_n ? left + sb_n : left;
-#pragma unroll 1
-        for (int k = lane; k < steps; k += LANES) {
-          const float x = left[(first_step + k) * sb_k], y = right[(first_step + k) * sb_k];
-          store_shared(to + k * 4, x);
-          if (SCALES_B == 2) store_shared(to + (steps + k) * 4, y);
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
-        if (DYNAMIC && lane == 0) drawn(counter, next, units.all);
-        t = DYNAMIC ? stride + __shfl_sync(0xffffffffu, next, 0) : next;
-      }
-    } else if (warp == 4 * CONSUMERS && elected()) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEW));
+    if (few && warp < 4 * CONSUMERS + 2) {
+      const int told = G > 1 && lane < G ? load_now(offs + lane) : row_end;
+      const bool stands = guessed && !__ballot_sync(0xffffffffu, told != row_end);
+      row_end = told;
+      if (!stands) tile = tile_of_few(program, row_end, n_full, n_rest, G);
+    }
+    bool found = few;
+    if (warp == 4 * CONSUMERS && elected()) {
       ring.phases = ~0u;
       const u32 scales_bytes = min(ROWS + 4, (M + 3) / 4 * 4) * 4;
       for (int slot = 0, parity = 0;; slot ^= 1, parity ^= slot == 0) {
-        barrier_wait(s.tile_full + slot * 8, parity);
-        tile = received(s.tile + slot * 32);
+        if (!found) {
+          barrier_wait(s.tile_full + slot * 8, parity);
+          tile = received(s.tile + slot * 32);
+        }
+        found = false;
         if (tile.width == 0) break;
         const int rows = tile.row_end - tile.row, boxes = rows > 64 ? CONSUMERS : 1;
         const int columns = min(tile.width, N - tile.col), whole = columns / EDGE;
@@ -334,6 +307,43 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         barrier_arrive(s.tile_empty + slot * 8);
+      }
+    } else if (warp == 4 * CONSUMERS + 1) {
+      // The scheduler: a tile ahead of the others, with its scales of b.
+      const int scales_n = (N + 127) / 128, across = n_full + (n_rest != 0);
+      Units units{-1, 0, 0};
+      int t = program;
+      for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
+        barrier_wait(s.tile_empty + slot * 8, parity);
+        if (!found) {
+          if (units.whole < 0) {
+            list_groups(tile_ends, row_ends, G, [=](int g) { return G == 1 ? M : load_now(offs + g); },
+                        [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
+            units = units_of(tile_ends[G - 1], programs);
+          }
+          if (DYNAMIC && lane == 0 && t >= programs) drawn(counter, t - programs, units.all);
+          tile = locate(t, units, n_full, n_rest, G, tile_ends, row_ends);
+        }
+        found = false;
+        if (lane == 0) {
+          send(s.tile + slot * 32, tile);
+          barrier_arrive(s.tile_full + slot * 8);
+        }
+        if (tile.width == 0) break;
+        int next = t;
+        if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);
+        const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
+        const int c = tile.col / 128;
+        const float *left = scale_b + tile.group * sb_g + c * sb_n, *right = c + 1 < scales_n ? left + sb_n : left;
+#pragma unroll 1
+        for (int k = lane; k < steps; k += LANES) {
+          const float x = left[(first_step + k) * sb_k], y = right[(first_step + k) * sb_k];
+          store_shared(to + k * 4, x);
+          if (SCALES_B == 2) store_shared(to + (steps + k) * 4, y);
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(s.scales_full + slot * 8);
+        t = programs + __shfl_sync(0xffffffffu, next, 0);
       }
     }
   } else {

@@ -17,26 +17,26 @@ __device__ __forceinline__ Units units_of(int tiles, int programs) {
   return {parts > 1 ? tiles - left : tiles, parts, tiles + left * (parts - 1)};
 }
 
+// Number `tile` of the tiles of a group, rows [row, row_end).
+__device__ __forceinline__ Tile tile_of(int tile, int group, int row, int row_end, int n_full, int rest) {
+  const Place at = in_bands(tile, (row_end - row + ROWS - 1) / ROWS, n_full + (rest != 0), GROUP_M);
+  const int edge = (rest + EDGE - 1) / EDGE * EDGE;
+  Tile found{group, row + at.m * ROWS, row_end, at.n * BLOCK_N, at.n >= n_full && edge < BLOCK_N ? edge : BLOCK_N};
+  if (at.m && found.row + 64 > row_end) found.row = row_end - 64;
+  return found;
+}
+
 // The tile, or part of one, of a number. tile_ends[g]: tiles up to and including group g; row_ends[g]: its last row + 1.
 __device__ __forceinline__ Tile locate(int unit, const Units& units, int n_full, int rest, int G, const int* tile_ends,
                                        const int* row_ends) {
+  if (unit >= units.all) return {0, 0, 0, 0, 0};
   int t = unit, part = 0;
   if (unit >= units.whole) {
     t = units.whole + quotient(unit - units.whole, units.parts);
     part = unit - units.whole - (t - units.whole) * units.parts;
   }
-  const int across = n_full + (rest != 0), g = group_of(t, tile_ends, G);
-  const int first = g ? tile_ends[g - 1] : 0;
-  const int row = g ? row_ends[g - 1] : 0;
-  Tile found;
-  found.group = g;
-  found.row_end = row_ends[g];
-  const Place at = in_bands(t - first, (found.row_end - row + ROWS - 1) / ROWS, across, GROUP_M);
-  found.row = row + at.m * ROWS;
-  if (at.m && found.row + 64 > found.row_end) found.row = found.row_end - 64;
-  const int edge = (rest + EDGE - 1) / EDGE * EDGE;
-  found.width = at.n >= n_full && edge < BLOCK_N ? edge : BLOCK_N;
-  found.col = at.n * BLOCK_N;
+  const int g = group_of(t, tile_ends, G);
+  Tile found = tile_of(t - (g ? tile_ends[g - 1] : 0), g, g ? row_ends[g - 1] : 0, row_ends[g], n_full, rest);
   if (unit >= units.whole) {
     // Past the edge: the last columns once more, with the same bits.
     const bool thirds = units.parts * 64 == BLOCK_N;
@@ -69,3 +69,18 @@ __device__ __forceinline__ Tile received(u32 at) {
   return t;
 }
 
+// The tile of number t by a warp, where there are up to LANES groups; row_end: of the group of this lane.
+__device__ __forceinline__ Tile tile_of_few(int t, int row_end, int n_full, int rest, int G) {
+  const int lane = threadIdx.x % LANES, above = __shfl_up_sync(0xffffffffu, row_end, 1), row = lane ? above : 0;
+  const int across = n_full + (rest != 0), mine = lane < G ? (row_end - row + ROWS - 1) / ROWS * across : 0;
+  int end = mine;
+#pragma unroll 1
+  for (int d = 1; d < G; d *= 2) {
+    const int y = __shfl_up_sync(0xffffffffu, end, d);
+    if (lane >= d) end += y;
+  }
+  const int g = __popc(__ballot_sync(0xffffffffu, lane < G && end <= t));
+  if (g == G) return {0, 0, 0, 0, 0};
+  const int first = __shfl_sync(0xffffffffu, end - mine, g);
+  return tile_of(t - first, g, __shfl_sync(0xffffffffu, row, g), __shfl_sync(0xffffffffu, row_end, g), n_full, rest);
+}
