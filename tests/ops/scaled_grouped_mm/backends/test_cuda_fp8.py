@@ -112,6 +112,7 @@ def test_configs_that_no_kernel_has():
         ({"split_k": 3, "dynamic": False}, "split_k: expected one of 1, 2, 4, 8"),
         ({"split_k": 2}, "expected dynamic=False"),
         ({"block_n": 64, "num_stages": 5}, "expected an even number"),
+        ({"num_stages": 1}, "num_stages: expected one of 2, 3"),
         ({"block_n": 144, "split_k": 4, "dynamic": False}, "parts of a multiple of 8 columns"),
     ):
         with pytest.raises(ValueError, match=message):

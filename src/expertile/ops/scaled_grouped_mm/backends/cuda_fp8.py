@@ -48,6 +48,7 @@ class Config:
     """Tile sizes and schedule.
 
     block_n: 32, 48, a multiple of 16 from 64 to 160, or 192: wider ones would meet a third scale of b.
+    num_stages: 2 to 8, of the ring; an even number with up to 64 columns.
     group_m: rows of tiles that share one pass over a group's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
     consumers: of 64 rows of the tile each, 1 or 2.
@@ -62,7 +63,8 @@ class Config:
     split_k: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("block_n", _WIDTHS), ("consumers", (1, 2)), ("split_k", (1, 2, 4, 8))):
+        choices = {"block_n": _WIDTHS, "num_stages": range(2, 9), "consumers": (1, 2), "split_k": (1, 2, 4, 8)}
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {value}")
         if self.split_k > 1 and self.dynamic:
