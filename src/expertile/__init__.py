@@ -34,37 +34,28 @@ if TYPE_CHECKING:
     from expertile.ops.weight_only_mm.api import int4_grouped_mm, weight_only_mm
 
 # Imported when first asked for: torch takes a second, and kernels need Triton, which not every platform has.
-_LATER = {
-    "Device": "expertile.device",
-    "ExpertParallel": "expertile.moe.parallel",
-    "ExpertParallelMoE": "expertile.moe.parallel_layer",
-    "Fp8Blocks": "expertile.formats.fp8",
-    "Int4Weight": "expertile.formats.int4",
-    "MoE": "expertile.moe",
-    "Mxfp4Fp8Weight": "expertile.formats.mxfp4_fp8",
-    "Mxfp4Weight": "expertile.formats.mxfp4",
-    "ParallelConfig": "expertile.moe.parallel",
-    "add_scalar": "expertile.ops.pointwise.add_scalar",
-    "attention": "expertile.ops.attention",
-    "explain": "expertile.ops.any_weight",
-    "explain_attention": "expertile.ops.attention",
-    "grouped_mm": "expertile.ops.any_weight",
-    "int4_grouped_mm": "expertile.ops.weight_only_mm.api",
-    "laplacian": "expertile.ops.pointwise.laplacian",
-    "layer_norm": "expertile.ops.rows.layer_norm",
-    "moe_mlp": "expertile.moe",
-    "quantize_activations": "expertile.ops.quantize.api",
-    "quantize_per_row": "expertile.ops.quantize.api",
-    "quantize_rms_norm": "expertile.ops.quantize.api",
-    "quantize_swiglu": "expertile.ops.quantize.api",
-    "quantize_tokens": "expertile.ops.quantize.api",
-    "quantize_weights": "expertile.ops.quantize.api",
-    "rms_norm": "expertile.ops.rows.rms_norm",
-    "route": "expertile.moe",
-    "scaled_grouped_mm": "expertile.ops.scaled_grouped_mm.api",
-    "softmax": "expertile.ops.rows.softmax",
-    "weight_only_mm": "expertile.ops.weight_only_mm.api",
+_NAMES_OF = {
+    "expertile.device": "Device",
+    "expertile.formats.fp8": "Fp8Blocks",
+    "expertile.formats.int4": "Int4Weight",
+    "expertile.formats.mxfp4": "Mxfp4Weight",
+    "expertile.formats.mxfp4_fp8": "Mxfp4Fp8Weight",
+    "expertile.moe": "MoE moe_mlp route",
+    "expertile.moe.parallel": "ExpertParallel ParallelConfig",
+    "expertile.moe.parallel_layer": "ExpertParallelMoE",
+    "expertile.ops.any_weight": "explain grouped_mm",
+    "expertile.ops.attention": "attention explain_attention",
+    "expertile.ops.pointwise.add_scalar": "add_scalar",
+    "expertile.ops.pointwise.laplacian": "laplacian",
+    "expertile.ops.quantize.api": "quantize_activations quantize_per_row quantize_rms_norm quantize_swiglu"
+    " quantize_tokens quantize_weights",
+    "expertile.ops.rows.layer_norm": "layer_norm",
+    "expertile.ops.rows.rms_norm": "rms_norm",
+    "expertile.ops.rows.softmax": "softmax",
+    "expertile.ops.scaled_grouped_mm.api": "scaled_grouped_mm",
+    "expertile.ops.weight_only_mm.api": "int4_grouped_mm weight_only_mm",
 }
+_LATER = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = [
     "Device",

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
 from expertile.formats.weight_only import quantize
+from expertile.moe.expert_weights import autocasts
 from expertile.moe.experts import moe_mlp
 from expertile.moe.lora import Lora
 from expertile.moe.permute import Permutation, permutation
@@ -219,7 +220,7 @@ def _composed(experts: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -
     up_bias, down_bias = (getattr(experts, f"{n}_bias") if experts.has_bias else None for n in (name, "down_proj"))
     if not experts.is_transposed:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
-    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
         up_bias, down_bias = (None if b is None else b.to(dtype) for b in (up_bias, down_bias))
@@ -262,11 +263,8 @@ def fp8_experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, t
         )
     activation, interleaved = gate
     gate_up, down = (
-        Fp8Blocks(weight.detach(), scales.detach(), (128, 128))
-        for weight, scales in (
-            (self.gate_up_proj, self.gate_up_proj_scale_inv),
-            (self.down_proj, self.down_proj_scale_inv),
-        )
+        Fp8Blocks(getattr(self, name).detach(), getattr(self, f"{name}_scale_inv").detach(), (128, 128))
+        for name in ("gate_up_proj", "down_proj")
     )
     return moe_mlp(
         hidden_states, gate_up, down, top_k_index, top_k_weights, activation=activation, interleaved=interleaved

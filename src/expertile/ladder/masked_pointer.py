@@ -14,7 +14,7 @@ from functools import partial
 import triton
 import triton.language as tl
 
-from expertile.ladder._pointer import launch, takes_pointers
+from expertile.ladder._common import launch, takes_pointers
 from expertile.ops.grouped_mm.backend import Backend
 
 

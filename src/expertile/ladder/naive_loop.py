@@ -7,13 +7,11 @@ from expertile.ladder._common import takes
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ragged import sizes_from_offs
 
 
 def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
-    assert operands.offs is not None
-    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(operands.offs)
+    sizes = problem.sizes(operands.offs)
     products, start = [], 0
     for g, size in enumerate(sizes):
         products.append(operands.a[start : start + size] @ operands.b[g])

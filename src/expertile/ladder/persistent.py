@@ -14,7 +14,7 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ladder import masked_pointer
-from expertile.ladder._pointer import launch, takes_aligned
+from expertile.ladder._common import launch, takes_aligned
 from expertile.ladder.unmasked_pointer import multiply_tile
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends

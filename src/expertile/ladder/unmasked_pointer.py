@@ -9,7 +9,7 @@ elements travel in one cp.async, past the registers and NUM_STAGES - 1 steps ahe
 import triton
 import triton.language as tl
 
-from expertile.ladder._pointer import launch, takes_aligned
+from expertile.ladder._common import launch, takes_aligned
 from expertile.ladder.masked_pointer import Config, walk_to_group
 from expertile.ops.grouped_mm.backend import Backend
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from expertile.moe._route_kernels import Shape, route_backward_kernel, route_kernel
-from expertile.ops.launch.device import on_kernels, supports_pdl, wide
+from expertile.ops.launch.device import on_kernels, supports_pdl, wide, wide_dtype
 from expertile.ops.launch.kernels import launch
 from expertile.ops.torch_op import define, differentiable_eagerly, traced
 from expertile.ragged import power_of_two
@@ -109,9 +109,7 @@ def _raw(x: torch.Tensor, ids: torch.Tensor, plan: Plan) -> torch.Tensor:
 
 
 def _select_in_torch(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, plan: Plan) -> Selected:
-    if (
-        plan.batch_invariant and logits.shape[0] > 1
-    ):  # torch computes the last elements of a tensor with other instructions
+    if plan.batch_invariant and logits.shape[0] > 1:  # torch has other instructions for a tensor's last elements
         alone = [_select_in_torch(logits[t : t + 1].clone(), bias, want_scores, plan) for t in range(logits.shape[0])]
         weights, ids, scores = (torch.cat(parts) for parts in zip(*alone, strict=True))
         return weights, ids, scores
@@ -192,14 +190,9 @@ def _kernel(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, 
 
 
 def _fake(logits: torch.Tensor, bias: torch.Tensor | None, want_scores: bool, *plan: Any) -> Selected:
-    shape = (logits.shape[0], plan[1])
-    scores = (logits.shape[0] if want_scores else 0, logits.shape[1])
-    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
-    return (
-        logits.new_empty(shape, dtype=dtype),
-        logits.new_empty(shape, dtype=torch.int32),
-        logits.new_empty(scores, dtype=dtype),
-    )
+    (tokens, experts), new = logits.shape, partial(logits.new_empty, dtype=wide_dtype(logits))
+    weights, scores = new((tokens, plan[1])), new((tokens if want_scores else 0, experts))
+    return weights, logits.new_empty(weights.shape, dtype=torch.int32), scores
 
 
 _call_backward = define(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import triton
 
 from expertile.moe.expert_weights import Experts
+from expertile.ops.checks import came
 from expertile.ops.low_rank import api as low_rank
 from expertile.ops.torch_op import once_differentiable
 
@@ -38,10 +39,8 @@ class Adapter:
         for part, x in (("a", a), ("b", b)):
             right = isinstance(x, torch.Tensor) and x.dim() == 2 and x.is_floating_point() and x.device == device
             if not right:
-                found = f"{x.dtype} {list(x.shape)} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-                raise ValueError(
-                    f"lora.{name}.{part}: expected two dimensions, floating point, on {device}, got {found}"
-                )
+                expected = f"two dimensions, floating point, on {device}"
+                raise ValueError(f"lora.{name}.{part}: expected {expected}, got {came(x)}")
         if a.shape[0] == 0 or a.shape[0] % experts or a.shape[1] != columns:
             raise ValueError(f"lora.{name}.a: expected [{experts} r, {columns}], got {list(a.shape)}")
         if tuple(b.shape) != (out, a.shape[0]):

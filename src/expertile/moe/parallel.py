@@ -32,7 +32,7 @@ from expertile.moe._members import Members
 from expertile.moe._parallel_mlp import parallel_mlp
 from expertile.moe._placement import Placement
 from expertile.moe.exchange import Exchange
-from expertile.moe.expert_weights import Experts, Weight
+from expertile.moe.expert_weights import Experts, Weight, autocasts
 from expertile.moe.permute import check_ids
 from expertile.ops.checks import check_integer
 
@@ -203,7 +203,7 @@ class ExpertParallel:
         topk_weights = topk_weights.float()
         experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         dtype = gate_up.dtype if isinstance(gate_up, torch.Tensor) else self.config.dtype
-        if torch.is_autocast_enabled(x.device.type):
+        if autocasts(x):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
         if not self.experts:

@@ -13,6 +13,7 @@ import torch
 
 from expertile.lab.race.operands import make_operands
 from expertile.lab.race.workloads import RAGGED_DIM, GroupedWorkload
+from expertile.lab.report.rows import by
 from expertile.ops.grouped_mm.backends import by_name
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import power_of_two
@@ -56,9 +57,7 @@ def precompile(jobs: Sequence[Job], seconds: float) -> set[Job]:
     fails counts as done: its measurement will say why. Nothing happens without a CUDA device."""
     if not torch.cuda.is_available() or not jobs:
         return set()
-    small: dict[Job, list[Job]] = {}
-    for job in jobs:
-        small.setdefault(Job(shrink(job.workload), job.backend, job.config), []).append(job)
+    small = by(jobs, lambda job: Job(shrink(job.workload), job.backend, job.config))
     free, _ = torch.cuda.mem_get_info()
     cores = len(os.sched_getaffinity(0))
     unique = list(small)

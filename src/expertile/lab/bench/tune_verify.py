@@ -15,6 +15,7 @@ from expertile.lab.bench.tune import Say, Session, in_time, measure, take
 from expertile.lab.bench.tune_problems import mixed
 from expertile.lab.race.record import Record, append
 from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.lab.report.rows import by
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import NEIGHBOURS, by_measurement, choose, rounded
@@ -108,11 +109,8 @@ def _unseen(device: Device, seed: int) -> Iterator[GroupedWorkload]:
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
     """One for each problem on which auto and another have a time, the worst first; a share of 0 where auto has none
     although a rival has."""
-    by_problem: dict[str, list[Record]] = {}
-    for r in records:
-        by_problem.setdefault(r.workload, []).append(r)
     found = []
-    for name, of_problem in by_problem.items():
+    for name, of_problem in by(records, lambda r: r.workload).items():
         rivals = [r for r in of_problem if r.status == "ok" and r.backend != AUTO]
         if not rivals:
             continue

@@ -43,16 +43,14 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
 
 def summarize(readings: Sequence[Clocks]) -> Clocks:
     """The median clock, power and load of `readings`, and every throttle reason that any of them saw."""
-    sm = [r.sm_clock_mhz for r in readings if r.sm_clock_mhz is not None]
-    power = [r.power_w for r in readings if r.power_w is not None]
-    loads = [r.load for r in readings if r.load is not None]
+
+    def median(name: str) -> float | None:
+        known = [value for r in readings if (value := getattr(r, name)) is not None]
+        return statistics.median(known) if known else None
+
     seen = {reason for r in readings for reason in r.throttle}
-    return Clocks(
-        statistics.median(sm) if sm else None,
-        statistics.median(power) if power else None,
-        tuple(sorted(seen, key=[*_REASONS.values(), *sorted(seen)].index)),
-        statistics.median(loads) if loads else None,
-    )
+    reasons = tuple(sorted(seen, key=[*_REASONS.values(), *sorted(seen)].index))
+    return Clocks(median("sm_clock_mhz"), median("power_w"), reasons, median("load"))
 
 
 def clock_reader(device: torch.device) -> ClockReader:

@@ -84,8 +84,8 @@ class EventTimer:
             for _ in range(num_sets + 1):
                 ring.step()
             torch.cuda.synchronize()
-            estimate = min(_event_time(ring, None) for _ in range(3))
-        return _Singles(lambda during: _event_time(ring, during), _repeats(estimate, 3e-4, 10), self.device)
+            estimate = min(_event_time(ring.step) for _ in range(3))
+        return _Singles(lambda during: _event_time(ring.step, during), _repeats(estimate, 3e-4, 10), self.device)
 
 
 class _Singles:
@@ -106,10 +106,10 @@ class _Singles:
         return statistics.median([self.one(during if i == self.calls - 1 else None) for i in range(self.calls)])
 
 
-def _event_time(ring: "_Ring", during: During | None) -> float:
+def _event_time(work: Callable[[], Any], during: During | None = None) -> float:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
-    ring.step()
+    work()
     end.record()
     if during is not None:
         during()
@@ -143,7 +143,7 @@ class GraphTimer:
                 for _ in range(num_sets + 1):
                     ring.step()
                 stream.synchronize()
-                estimate = _event_time(ring, None)
+                estimate = _event_time(ring.step)
                 ring.clear()
             return self._capture(call, num_sets, estimate, stream)
 
@@ -187,16 +187,9 @@ class _GraphSampler:
         self.sink = torch.empty((), device=device)
 
     def __call__(self, during: During | None = None) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(self.device):
             torch.sum(self.flush, 0, out=self.sink)
-            start.record()
-            self.graph.replay()
-            end.record()
-            if during is not None:
-                during()
-            end.synchronize()
-        return start.elapsed_time(end) * 1e-3 / self.calls
+            return _event_time(self.graph.replay, during) / self.calls
 
 
 class _Ring:

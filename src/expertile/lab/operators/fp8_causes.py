@@ -24,18 +24,11 @@ from expertile.ragged import offs_from_sizes
 _TILE = 128
 
 
-def _row(w: Workload, inputs: Inputs) -> Call:
-    a, scale_a, weights, scale_b, offs = blocks.rowwise(inputs)
-    b = weights.transpose(-2, -1)
-    return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs),)
-
-
 def _vector(w: Workload, inputs: Inputs) -> Call:
     """The same scales, written out for every row of the weights."""
-    a, scale_a, weights, scale_b, offs = inputs
+    *others, scale_b, offs = inputs
     spread = scale_b.repeat_interleave(_TILE, 1)[:, : w["n"]].contiguous()
-    b = weights.transpose(-2, -1)
-    return lambda: (scaled_grouped_mm(a, b, scale_a, spread, offs=offs),)
+    return blocks.ours(w, (*others, spread, offs))
 
 
 def _padded(w: Workload, inputs: Inputs) -> Call:
@@ -96,7 +89,7 @@ OPERATORS = (
         blocks.work,
         (
             Rival("expertile", blocks.ours, peer=False),
-            Rival("expertile-row", _row, peer=False, reference=blocks.rowwise_reference),
+            Rival("expertile-row", blocks.rowwise_call, peer=False, reference=blocks.rowwise_reference),
             Rival("expertile-vector", _vector, peer=False),
             *(r for r in products.own(blocks.ours, BACKENDS, blocks.problem) if r.name == "expertile-triton_fp8"),
             Rival("expertile-padded", _padded, peer=False),

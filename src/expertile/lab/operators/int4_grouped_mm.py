@@ -21,10 +21,9 @@ from expertile.formats.int4.packing import unpack
 from expertile.formats.int4.weight import SYMMETRIC_ZERO, Int4Weight
 from expertile.lab.operators import products
 from expertile.lab.operators._supports import installed, on_gpu
-from expertile.lab.operators.weight_only_mm import BF16, make_inputs, reference, weight_of
+from expertile.lab.operators.weight_only_mm import BF16, make_inputs, ours, reference, weight_of
 from expertile.lab.race.operator import Call, Dims, Inputs, Operator, Rival, Workload
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.weight_only_mm.api import int4_grouped_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
@@ -34,11 +33,6 @@ def _problem(w: Workload, kind: str) -> WeightOnlyProblem:
     m, n, k, dtype = products.rows(w), w["n"], w["k"], w.torch_dtype
     product = (Layout.RAGGED_M, w["groups"], m, n, k, dtype, dtype, (k, 1), (n * k // 2, k // 2, 1))
     return WeightOnlyProblem(*product, True, True, False, kind, None, False, w["group_size"] or k, w["zeros"])
-
-
-def _ours(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
-    a, ends, weight = inputs[0], inputs[-1], weight_of(w, inputs)
-    return lambda: (int4_grouped_mm(a, weight, offs=ends, backend=backend),)
 
 
 def _in_turn(w: Workload, a: Tensor, experts: Mapping[int, Callable[[Tensor], Tensor]]) -> Call:
@@ -124,7 +118,7 @@ OPERATORS = (
         reference,
         lambda w: _problem(w, "cuda").work(products.sizes(w)),
         (
-            *products.own(_ours, BACKENDS, _problem),
+            *products.own(ours, BACKENDS, _problem),
             BF16,
             Rival("tinygemm", _tinygemm, _tinygemm_supports),
             Rival("gemlite", _gemlite, installed("gemlite", on_gpu)),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from expertile.lab.operators._binds import several
 from expertile.lab.race.operator import Bind, Call, Inputs, Operator, Rival, Workload
 from expertile.moe.permute import permutation
 from expertile.moe.rounding import round_groups
@@ -79,14 +80,6 @@ def _candidates(w: Workload, device: torch.device, seed: int) -> Inputs:
     return best.indices.int(), exps / exps[:, :-1].sum(1, keepdim=True)
 
 
-def _permute(w: Workload, inputs: Inputs) -> Call:
-    def call() -> tuple[Tensor, ...]:
-        found = permutation(inputs[0], w["experts"])
-        return found.offs, found.rows, found.slots, found.positions
-
-    return call
-
-
 def _permutation_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     ids = inputs[0]
     slots = ids.flatten().argsort(stable=True)
@@ -112,14 +105,6 @@ def _routing(scores: bool) -> Callable[[Workload, Inputs], Call]:
 def _routing_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
     best = inputs[0].float().topk(w["top_k"])
     return torch.softmax(best.values, 1), best.indices.double()
-
-
-def _torch_topk(w: Workload, inputs: Inputs) -> Call:
-    def call() -> tuple[Tensor, ...]:
-        best = torch.softmax(inputs[0], -1, dtype=torch.float32).topk(w["top_k"])
-        return best.values, best.indices
-
-    return call
 
 
 def _topk_reference(w: Workload, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -170,7 +155,12 @@ _ARGSORT = Rival(
     reference=lambda w, inputs: _permutation_reference(w, inputs)[2:3],
     work=_bytes(lambda e, k: 12 * k),
 )
-_TOPK = Rival("torch.topk", _torch_topk, reference=_topk_reference, work=_bytes(lambda e, k: 2 * e + 12 * k))
+_TOPK = Rival(
+    "torch.topk",
+    several(lambda logits, k: torch.softmax(logits, -1, dtype=torch.float32).topk(k), "top_k"),
+    reference=_topk_reference,
+    work=_bytes(lambda e, k: 2 * e + 12 * k),
+)
 
 OPERATORS = (
     Operator(
@@ -178,7 +168,7 @@ OPERATORS = (
         lambda w, device, seed: (_logits(w, device, seed).topk(w["top_k"]).indices.int(),),
         _permutation_reference,
         _bytes(lambda e, k: 16 * k, 4),
-        (_ours(_permute), _ARGSORT),
+        (_ours(several(lambda ids, experts: vars(permutation(ids, experts)).values(), "experts")), _ARGSORT),
         _EXACTLY,
     ),
     Operator(

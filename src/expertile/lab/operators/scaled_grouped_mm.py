@@ -100,10 +100,8 @@ def _by_row(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale[:, None]).to(torch.float8_e4m3fn), scale
 
 
-def _torch(w: Workload, inputs: Inputs) -> Call:
-    a, scale_a, weights, scale_b, offs = rowwise(inputs)
-    b = weights.transpose(-2, -1)
-    return lambda: (scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, backend="torch_scaled"),)
+def rowwise_call(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
+    return ours(w, rowwise(inputs), backend)
 
 
 def rowwise_reference(w: Workload, inputs: Inputs) -> Inputs:
@@ -234,7 +232,7 @@ OPERATORS = (
         work,
         (
             *products.own(ours, BACKENDS, problem),
-            Rival("torch", _torch, _torch_supports, reference=rowwise_reference),
+            Rival("torch", partial(rowwise_call, backend="torch_scaled"), _torch_supports, reference=rowwise_reference),
             _deep_gemm_rival("deepgemm", masked=False),
             _deep_gemm_rival("deepgemm-masked", masked=True),
             # Held against the product of the operands as it has them, rounded to bfloat16.

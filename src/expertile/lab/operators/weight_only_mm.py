@@ -93,9 +93,9 @@ def _work(w: Workload, activation: float = 2.0) -> Work:
     return Work(2.0 * m * n * k, m * (activation * k + 2.0 * n) + products.used(w) * weight)
 
 
-def _ours(w: Workload, inputs: Inputs) -> Call:
+def ours(w: Workload, inputs: Inputs, backend: str = "auto") -> Call:
     a, ends, weight = inputs[0], inputs[-1], weight_of(w, inputs)
-    return lambda: (weight_only_mm(a, weight, offs=ends),)
+    return lambda: (weight_only_mm(a, weight, offs=ends, backend=backend),)
 
 
 def _fp8(w: Workload, inputs: Inputs, rounded: bool = False, per_row: bool = False) -> Call:
@@ -175,7 +175,7 @@ OPERATORS = (
         reference,
         _work,
         (
-            Rival("expertile", _ours, peer=False),
+            Rival("expertile", ours, peer=False),
             *_PEERS,
             _HUMMING,
             BF16,
@@ -196,7 +196,7 @@ OPERATORS = (
         (
             *_ours_fp8("expertile", False, _fp8_reference, 1 + 4 / 128),
             *_ours_fp8("expertile-per-row", True, _per_row_reference, 1.0),
-            Rival("expertile-16bits", _ours, peer=False),
+            Rival("expertile-16bits", ours, peer=False),
             replace(
                 _HUMMING,
                 bind=_theirs(partial(_humming.bind, eight_bits=True)),

@@ -22,7 +22,6 @@ from expertile.lab.race.reference import products
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import sizes_from_offs
 
 _PRINTS = 5
 SIGNATURES = "fn(a, b, offs) -> out, or fn(group_A, group_B) -> list of products"
@@ -62,7 +61,7 @@ def load(spec: str) -> Backend:
 
     def run(problem: Problem, operands: Operands, config: Any, out: torch.Tensor | None) -> Any:
         if style == "pairs":
-            groups = _groups(problem, operands, _sizes(problem, operands))
+            groups = _groups(problem, operands, problem.sizes(operands.offs))
             result = function([a for _, a, _ in groups], [b for _, _, b in groups])
         elif style == "offs":
             result = function(operands.a, operands.b, operands.offs)
@@ -84,7 +83,7 @@ def load(spec: str) -> Backend:
 def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor) -> torch.Tensor:
     """Write what a candidate returned (a tensor, or one product per non-empty group) into `out`. ValueError says what
     was expected and what came."""
-    sizes = _sizes(problem, operands)
+    sizes = problem.sizes(operands.offs)
     if isinstance(result, torch.Tensor):
         _same_dtype(result, problem, "result")
         end = sum(sizes)
@@ -171,15 +170,6 @@ def _style(function: Callable[..., Any], name: str) -> str:
         if len(required) == 2:
             return "pairs"
     raise ValueError(f"candidate: expected {SIGNATURES}; got {name}{inspect.signature(function)}")
-
-
-def _sizes(problem: Problem, operands: Operands) -> tuple[int, ...]:
-    if problem.layout is Layout.BATCHED:
-        return (problem.m,) * problem.groups
-    if problem.group_sizes is not None:
-        return problem.group_sizes
-    assert operands.offs is not None
-    return sizes_from_offs(operands.offs)
 
 
 def _groups(problem: Problem, operands: Operands, sizes: Sequence[int]) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:

@@ -11,7 +11,6 @@ With out[r] = x[rows[r]] @ b[g] + bias[g] for row r of expert g:
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from expertile.ops.backend import Request, by_backend
@@ -19,7 +18,7 @@ from expertile.ops.gathered_mm.backend import Operands
 from expertile.ops.gathered_mm.problem import Product
 from expertile.ops.gathered_mm.run import compute, gated_backward, wgrad
 from expertile.ops.gathered_mm.sum_rows import sum_rows
-from expertile.ops.grouped_mm.api import grouped_mm, operator
+from expertile.ops.grouped_mm.api import grouped_mm, plain_product
 from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of
@@ -82,10 +81,6 @@ call_wgrad = define(
 )
 
 
-def _product(a: Tensor, b: Tensor, *, offs: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    return operator(a, b, offs, None, out_dtype, "auto", False)
-
-
 def _formula(rows: Tensor | None, offs: Tensor, x: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """out [R, N], in operators that can be differentiated any number of times."""
     return grouped_mm(x if rows is None else x.index_select(0, rows), b, offs=offs, bias=bias)
@@ -104,12 +99,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grad = laid_out(grad, x.dtype)
     dx = db = dbias = None
     if needs[0]:
-        dx = operator(grad, b.transpose(-2, -1), offs, None, None, "auto", False)
+        dx = plain_product(grad, b.transpose(-2, -1), offs=offs)
         dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
     if needs[1]:
         db = call_wgrad(x, rows, grad, offs, False, ctx.backend)
     if needs[4] and bias is not None:
-        dbias = bias_gradient(_product, grad, offs, bias)
+        dbias = bias_gradient(plain_product, grad, offs, bias)
     return dx, db, None, None, dbias, None
 
 

@@ -226,3 +226,8 @@ operator = define(
     setup=_setup,
     sharding=_sharding,
 )
+
+
+def plain_product(a: Tensor, b: Tensor, *, offs: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    """The operator for the backward pass of another one: no bias, nothing to choose."""
+    return operator(a, b, offs, None, out_dtype, "auto", False)

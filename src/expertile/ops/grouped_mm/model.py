@@ -44,7 +44,8 @@ def modelled_seconds(backend: Backend, problem: Problem, device: Device, speed: 
     share = speed.stores if speed.stores and problem.layout is Layout.RAGGED_K else speed.memory
     waves = wave_flops(problem, device, speed.tile, equal=speed.pads)
     nbytes = work.nbytes
-    if speed.pads and not _equal(problem):
+    unequal = problem.layout is not Layout.BATCHED and (problem.group_sizes is None or len(set(sizes)) > 1)
+    if speed.pads and unequal:
         used = sum(size > 0 for size in sizes)
         nbytes += 2 * (work.nbytes - used * problem.k * problem.n * problem.dtype.itemsize)
     seconds = math.hypot(waves / (peak * speed.compute), nbytes / (bandwidth * share))
@@ -59,16 +60,10 @@ def synchronises(backend: Backend, problem: Problem, device: Device) -> bool:
     return device.kind == "cuda" and problem.layout is not Layout.BATCHED and backend.waits(problem, device)
 
 
-def _equal(problem: Problem) -> bool:
-    return problem.layout is Layout.BATCHED or (problem.group_sizes is not None and len(set(problem.group_sizes)) == 1)
-
-
 def group_sizes_or_even(problem: Problem) -> tuple[int, ...]:
     """The known group sizes, else the ragged dimension divided evenly: what the model assumes of device-side offs."""
-    if problem.group_sizes is not None:
-        return problem.group_sizes
-    if problem.layout is Layout.BATCHED:
-        return (problem.m,) * problem.groups
+    if problem.group_sizes is not None or problem.layout is Layout.BATCHED:
+        return problem.sizes(None)
     base, extra = divmod(problem.ragged_total, max(1, problem.groups))
     return tuple(base + (g < extra) for g in range(problem.groups))
 

@@ -140,6 +140,15 @@ class Problem:
             return Work(2.0 * total * m * k, (total * k + used * k * m) * isz + total * m * osz)
         return Work(2.0 * total * m * n, total * (m + n) * isz + g * m * n * osz)
 
+    def sizes(self, offs: torch.Tensor | None) -> tuple[int, ...]:
+        """The length of each group (m for BATCHED), of `offs` where they are not known: that waits for a GPU."""
+        if self.layout is Layout.BATCHED:
+            return (self.m,) * self.groups
+        if self.group_sizes is not None:
+            return self.group_sizes
+        assert offs is not None
+        return sizes_from_offs(offs)
+
     def with_sizes(self, group_sizes: Sequence[int] | None) -> "Problem":
         """The same problem with (or without) group sizes known to the host."""
         return replace(self, group_sizes=None if group_sizes is None else tuple(group_sizes))

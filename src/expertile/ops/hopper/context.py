@@ -50,6 +50,20 @@ def shape_of(kind: Any, config: Any, problem: Any, **others: Any) -> Any:
     return kind(**given, **{name: getattr(config if hasattr(config, n) else problem, n) for name, n in named.items()})
 
 
+def options_of(
+    shape: Any, consumers: int, registers: tuple[int, int], num_warps: int = 4, early: bool = False
+) -> dict[str, Any]:
+    """A launch's options for a Shape: the `registers` of a consumer's thread and of the producer's; `early`: it may
+    start while the kernel before it ends.
+
+    At launch all have equal shares of the file of 65536, by warps in fours. The first consumer gets what the others and
+    the producer leave: as many as they."""
+    warps = -(-(num_warps * consumers + 1) // 4) * 4
+    divided = dict(zip(("CONSUMER_REGS", "PRODUCER_REGS"), registers, strict=True))
+    most = min(65536 // (32 * warps) // 8 * 8, 248)
+    return {"SHAPE": shape, **divided, "num_warps": num_warps, "maxnreg": most, "launch_pdl": early}
+
+
 def _values(group: Any) -> Iterable[Any]:
     """Of one field or of several. A NamedTuple comes from a kernel's compile-time constant."""
     value = group.value if isinstance(group, constexpr) else group

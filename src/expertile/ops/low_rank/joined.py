@@ -45,8 +45,7 @@ def product(a: _T, b: _T, offs: _T, more: Pair | None, bias: _Maybe = None) -> _
 
 def gated(x: _T, b: _T, rows: _T, offs: _T, bias: _Maybe, form: Form, more: Pair | None) -> tuple[_T, _T] | None:
     """(act = f(pre) [R, I], pre = x[rows] @ b[g] + u @ B[g] (+ bias[g]) [R, 2I]); None where no kernel can."""
-    made = _gathered(Product.GATED, Gathered(x, b, offs, rows, bias), form, more)
-    return None if made is None else (made[0], made[1])
+    return _gathered(Product.GATED, Gathered(x, b, offs, rows, bias), form, more)
 
 
 def gated_backward(
@@ -64,13 +63,11 @@ def gated_backward(
     """`gated_backward_mm` with a = dy[rows] @ down[g] + v @ A[g], more = (v [R, r], A [E, r, I]); None where no kernel
     can. down [E, H, I]."""
     operands = Gathered(dy, down, offs, rows, None, slots, weights, pre)
-    made = _gathered(Product.BACKWARD, operands, form, more, overwrite_pre)
-    return None if made is None else (made[0], made[1], made[2])
+    return _gathered(Product.BACKWARD, operands, form, more, overwrite_pre)
 
 
-def _gathered(
-    product: Product, o: Gathered, form: Form, more: Pair | None, overwrite_pre: bool = False
-) -> tuple[Any, ...] | None:
+def _gathered(product: Product, o: Gathered, form: Form, more: Pair | None, overwrite_pre: bool = False) -> Any:
+    """The outputs in the order of `problem`'s table, or None."""
     if not (on_device(o.a) and o.a.is_cuda):
         return None
     tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)

@@ -20,7 +20,7 @@ from expertile.ops import backend
 from expertile.ops.backend import AUTO, Choice, Estimate, Request, by_backend, first_able, planner
 from expertile.ops.backend import device_of as _device
 from expertile.ops.checks import require_tensors
-from expertile.ops.grouped_mm.api import operator as grouped_operator
+from expertile.ops.grouped_mm.api import plain_product
 from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.grouped_mm.tail import zero_tail
@@ -172,7 +172,7 @@ def activation_gradient(grad: torch.Tensor, w: QuantizedWeight, offs: torch.Tens
     products = []
     for first, last in ranges(g * n, k, grad.dtype.itemsize):
         dense = dequantize.weight_only_dequantize(*w.parts, grad.dtype, first, last)
-        products.append(_product(grad, dense, offs=offs, out_dtype=grad.dtype))
+        products.append(plain_product(grad, dense, offs=offs, out_dtype=grad.dtype))
         del dense  # its memory is the next range's
     return zero_tail(products[0] if len(products) == 1 else torch.cat(products, 1), offs, dim=0)
 
@@ -185,14 +185,8 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     if needs_a:
         da = activation_gradient(grad, weight_of(packed, scales, zeros, *ctx.kind), offs)
     if needs_bias:
-        dbias = bias_gradient(_product, grad, offs, bias)
+        dbias = bias_gradient(plain_product, grad, offs, bias)
     return da, *(None for _ in between), dbias, None, None
-
-
-def _product(
-    x: torch.Tensor, y: torch.Tensor, *, offs: torch.Tensor, out_dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    return grouped_operator(x, y, offs, None, out_dtype, "auto", False)
 
 
 # What calls the operator, its arguments in the order of its schema; and `forward` in eager calls.

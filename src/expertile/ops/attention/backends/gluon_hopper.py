@@ -8,7 +8,6 @@ graphs follow new lengths. docs/notes/attention.md says what limits them.
 
 import math
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from expertile.ops.attention.backends._hopper_forward import ForwardShape, atten
 from expertile.ops.attention.backends._hopper_pass import PassShape
 from expertile.ops.attention.backends._statistics import STAT_PAD
 from expertile.ops.attention.problem import Problem, row_strides
+from expertile.ops.hopper.context import options_of
 from expertile.ops.hopper.limits import other_architecture
 from expertile.ops.launch.blocks import Blocks
 from expertile.ops.launch.launch import Launch
@@ -36,6 +36,7 @@ from expertile.ops.launch.launch import Launch
 _LOG2E = math.log2(math.e)
 _L2_SHARE = 0.5  # for the rows of heads whose tiles are worked on together
 _WRAP = 0x40000000  # see `_hopper_tiles`
+_OF_TWO_CONSUMERS, _OF_MORE = (240, 24), (160, 32)  # registers of a thread of a consumer and of the producer
 
 
 def _supports(problem: Problem, device: Device, largest: int) -> str | None:
@@ -64,17 +65,6 @@ def _rows_of_heads(p: Problem, strides: tuple[int, int, int], keys: bool, rows: 
     return Blocks((p.batch, heads, p.k_len if keys else p.q_len, p.head_dim), (batch, head, row, 1), (1, 1, rows, dim))
 
 
-def _registers(consumers: int) -> dict[str, Any]:
-    """Launch options that divide the register file: 65536, by warps in fours, producer warp included.
-
-    The first consumer gets what the others and the producer leave: as many as they.
-    """
-    warps = -(-(4 * consumers + 1) // 4) * 4
-    each = 65536 // (warps * 32) // 8 * 8
-    consumer, producer = (240, 24) if consumers == 2 else (160, 32)
-    return {"num_warps": 4, "maxnreg": each, "CONSUMER_REGS": consumer, "PRODUCER_REGS": producer}
-
-
 def _heads_in_l2(p: Problem, rows: int, device: Device) -> int:
     """How many heads' rows of two tensors fit in L2's share."""
     nbytes = max(1, rows * p.head_dim * p.dtype.itemsize * 2)
@@ -94,7 +84,8 @@ def _forward_launch(p: Problem, config: ForwardConfig, out_strides: tuple[int, i
     numbers = (tiles, p.heads, p.group, heads, section, p.q_len, p.k_len, *lse_strides(p), p.scale * _LOG2E)
     queries = (config.consumers, ROWS, config.consumers * ROWS)
     shape = ForwardShape(p.causal, p.packed, dim, *queries, config.block_n, config.num_stages, config.q_slots)
-    options = {"SHAPE": shape, **_registers(config.consumers)}
+    registers = _OF_TWO_CONSUMERS if config.consumers == 2 else _OF_MORE
+    options = options_of(shape, config.consumers, registers)
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     pointers = (torch.float32, torch.int32, torch.int32)
     return Launch(attention_forward_kernel, (q, k, v, o), (p.dtype,) * 4, pointers, numbers, options, programs)
@@ -135,7 +126,8 @@ def _pass_launch(
     sizes = (tiles, p.heads, p.group, heads, min(heads, section), p.q_len, p.k_len)
     numbers = (*sizes, *stats[1:], p.scale, p.scale * _LOG2E)
     blocks = (config.block, config.num_stages, config.slots, config.ahead)
-    options = {"SHAPE": PassShape(dq, p.causal, p.packed, dim, 2, ROWS, 2 * ROWS, *blocks, STAT_PAD), **_registers(2)}
+    shape = PassShape(dq, p.causal, p.packed, dim, 2, ROWS, 2 * ROWS, *blocks, STAT_PAD)
+    options = options_of(shape, 2, _OF_TWO_CONSUMERS)
     programs = min(tiles, device.sm_count) if config.persistent else tiles
     dtypes, pointers = (p.dtype,) * 6 + (torch.float32,) * 2, (torch.float32, torch.float32, torch.int32, torch.int32)
     return Launch(attention_backward_kernel, tuple(tensors), dtypes, pointers, numbers, options, programs)

@@ -28,7 +28,7 @@ from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
-from expertile.ops.hopper.context import shape_of
+from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.hopper.limits import MAX_ROWS, wide_tiles_pay
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.counter import tile_counter
@@ -226,16 +226,8 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
         B_K_MAJOR=p.b_strides[1] == 1,
         MORE=more,
     )
-    options = {
-        "SHAPE": shape,
-        # Three times four warps share 65536 registers, 168 a thread; the first consumer gets what the others leave.
-        "CONSUMER_REGS": 208 if gathered else 232,
-        "PRODUCER_REGS": 88 if gathered else 40,
-        "num_warps": 4,
-        "maxnreg": 168,
-        # Worth its while for few rows, where the launch is a good part of the time (`launch.device.starts_early`).
-        "launch_pdl": config.masked,
-    }
+    # Early for few rows, where the launch is a good part of the time (`launch.device.starts_early`).
+    options = options_of(shape, 2, (208, 88) if gathered else (232, 40), early=config.masked)
     i32 = torch.int32
     f32 = torch.float32 if backward else p.dtype
     blocks, pointers = (a, b, out, pre, pre, more_a, more_b), (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32)

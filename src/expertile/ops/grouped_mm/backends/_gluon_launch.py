@@ -9,7 +9,7 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Operands, Pair
 from expertile.ops.grouped_mm.backends._gluon_kernel import Shape, grouped_mm_kernel
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.hopper.context import shape_of
+from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.launch.blocks import Blocks, matrix, ragged
 from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import starts_early, torch_device
@@ -51,20 +51,10 @@ def _launch(
         c = ragged(p.n, out_strides[0], (rows, part_n))
     else:
         c = Blocks((*lead, p.m, p.n), out_strides, (1, rows, part_n))
-    warps = config.num_warps * config.consumers + 1
     shape = shape_of(
         Shape, config, p, LAYOUT=p.layout.value, A_K_MAJOR=a_k_major, B_K_MAJOR=b_k_major, A_BOX=box, ADD=add, MORE=more
     )
-    options = {
-        "SHAPE": shape,
-        # The first consumer gets what the second and the producer leave: as many.
-        "CONSUMER_REGS": 232,
-        "PRODUCER_REGS": 40,
-        "num_warps": config.num_warps,
-        # Warps come in fours; the register file holds 65536.
-        "maxnreg": min(65536 // (-(-warps // 4) * 4 * 32) // 8 * 8, 248),
-        "launch_pdl": starts_early(p),
-    }
+    options = options_of(shape, config.consumers, (232, 40), config.num_warps, starts_early(p))
     dtypes = (p.dtype, p.dtype, p.out_dtype, p.dtype, p.dtype)
     pointers = (p.out_dtype if p.layout is Layout.BATCHED else torch.int32, bias_dtype or p.out_dtype, torch.int32)
     numbers, programs = (p.groups, p.m, p.n, p.k + more * bk), Device.current(torch_device(device)).sm_count

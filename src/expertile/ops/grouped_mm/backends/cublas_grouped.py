@@ -30,7 +30,6 @@ from expertile.device import Device
 from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import sizes_from_offs
 
 find_spec = cache(util.find_spec)  # looks on the disk, and `supports` is asked for every new problem
 
@@ -280,9 +279,7 @@ def _run(problem: Problem, operands: Operands, config: NoConfig, out: torch.Tens
     out = new_out(problem, operands, out)
     if out.stride(-1) != 1:
         raise ValueError(f"out: expected contiguous rows, got strides {out.stride()}")
-    sizes = problem.group_sizes
-    if sizes is None:
-        sizes = () if operands.offs is None else sizes_from_offs(operands.offs)
+    sizes = problem.sizes(operands.offs)
     if problem.k == 0:
         _zero_used(problem, sizes, out)
         return out

@@ -21,7 +21,6 @@ import torch
 from expertile.ops.backend import NoConfig, Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out, rows_are_tokens
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import sizes_from_offs
 
 # What torch.mm and bmm(..., out_dtype=...) round to by themselves; it exists on CUDA only (torch 2.11).
 _WIDER = {(torch.bfloat16, torch.float32), (torch.float16, torch.float32)}
@@ -71,9 +70,7 @@ def _groups(
     a, b = operands.a, operands.b
     if problem.layout is Layout.BATCHED:
         return a.unbind(0), b.unbind(0), out.unbind(0)
-    assert operands.offs is not None
-    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(operands.offs)
-    lengths = list(sizes)
+    lengths = list(problem.sizes(operands.offs))
     used = sum(lengths)
 
     def split(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, ...]:

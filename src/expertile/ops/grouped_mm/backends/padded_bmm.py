@@ -19,7 +19,6 @@ from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.backends.loop import multiply
 from expertile.ops.grouped_mm.model import group_sizes_or_even
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ragged import sizes_from_offs
 
 
 def _padded_bytes(problem: Problem, sizes: tuple[int, ...]) -> int:
@@ -101,7 +100,7 @@ def _run(problem: Problem, operands: Operands, config: NoConfig, out: Tensor | N
         multiply(a, b, bias, out)
         return out
     assert offs is not None
-    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(offs)
+    sizes = problem.sizes(offs)
     if problem.layout is Layout.RAGGED_M:
         _ragged_rows(a, b, bias, offs, sizes, out)
     elif problem.layout is Layout.RAGGED_N:

@@ -1,4 +1,4 @@
-"""What `gluon_int4` and `gluon_w4a8` share on the host: what they refuse, the options of a launch, and a call."""
+"""What `gluon_int4` and `gluon_w4a8` share on the host: what they refuse, a call, and how K is split."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -9,7 +9,6 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper import limits, reduce
-from expertile.ops.launch.device import starts_early
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.problem import Operands, Run, WeightOnlyProblem
 
@@ -23,14 +22,6 @@ def refusal(p: WeightOnlyProblem, device: Device) -> str | None:
     if reason is None and (p.a_strides[1] != 1 or p.a_strides[0] <= 0 or p.a_strides[0] * p.dtype.itemsize % 16):
         return f"TMA needs a with a contiguous K and rows that are multiples of 16 bytes apart (strides {p.a_strides})"
     return reason
-
-
-def options_of(p: WeightOnlyProblem, shape: Any, registers: tuple[int, int, int]) -> dict[str, Any]:
-    """A launch's options for a problem, a kernel's Shape and the registers of a thread: at launch, of a consumer, of
-    the producer."""
-    maxnreg, of_consumer, of_producer = registers
-    regs = {"CONSUMER_REGS": of_consumer, "PRODUCER_REGS": of_producer, "maxnreg": maxnreg}
-    return {"SHAPE": shape, **regs, "num_warps": 4, "launch_pdl": starts_early(p)}
 
 
 def runner(prepared: Callable[..., tuple[Launch, int, Any, Any]]) -> Run:

@@ -24,24 +24,21 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
-from expertile.ops.hopper.context import shape_of
+from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import torch_device
+from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
-from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, options_of, refusal, runner
+from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, refusal, runner
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
 _INT32 = 2**31
 # Registers of a consumer's thread that `Config.registers` may count, by the number of consumers.
 _REGISTERS = {2: 240, 4: 112}
 _REGISTERS_OF_MANY_GROUPS = 232  # more than 256, whose plan takes more of the producer
-# Registers of a thread: at launch, and of a consumer and of the producer afterwards. A warpgroup counts as four warps
-# even where it has one, and the register file holds 65536.
-_DIVIDED = {2: (168, 232, 40), 4: (96, 112, 32)}
-# The plan of more than 256 groups fills a producer's 40.
-_DIVIDED_FOR_MANY_GROUPS = (168, 224, 56)
+# Registers of a thread of a consumer and of the producer. The plan of more than 256 groups fills a producer's 40.
+_DIVIDED, _DIVIDED_FOR_MANY_GROUPS = {2: (232, 40), 4: (112, 32)}, (224, 56)
 
 
 def supports(problem: WeightOnlyProblem, device: Device) -> str | None:
@@ -124,7 +121,8 @@ def _launch(
     )
     of_scales = (layout.scale_dtype or p.dtype,) * 2
     dtypes, pointers = (p.dtype, torch.int32, *of_scales, dtype), (torch.int32, bias_dtype or dtype, *of_scales)
-    options = options_of(p, shape, _DIVIDED_FOR_MANY_GROUPS if many else _DIVIDED[config.consumers])
+    registers = _DIVIDED_FOR_MANY_GROUPS if many else _DIVIDED[config.consumers]
+    options = options_of(shape, config.consumers, registers, early=starts_early(p))
     numbers, programs = (p.groups, p.m, p.n, p.k), Device.current(torch_device(device)).sm_count
     return Launch(weight_only_mm_kernel, blocks, dtypes, pointers, numbers, options, programs)
 

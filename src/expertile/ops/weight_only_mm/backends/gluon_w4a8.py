@@ -19,11 +19,11 @@ from functools import lru_cache
 import torch
 
 from expertile.device import Device
-from expertile.ops.hopper.context import shape_of
+from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import torch_device
+from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
-from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, options_of, refusal, runner
+from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, refusal, runner
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
 from expertile.ops.weight_only_mm.problem import BLOCK, Backend, Operands, WeightOnlyProblem
 
@@ -166,12 +166,13 @@ def _launch(
     )
     recipe = "vector" if len(p.scale_a_strides) == 2 else "row"
     shape = shape_of(Shape, config, p, LAYOUT="ragged_m", RECIPE=recipe, CONSUMERS=_CONSUMERS, ORDERED=True)
-    registers = (168, 232, 40) if p.groups <= 256 else (168, 224, 56)
+    registers = (232, 40) if p.groups <= 256 else (224, 56)
     sx_m, sx_k = (*p.scale_a_strides, 0)[:2]
     dtypes = (p.dtype, torch.int32, scale_dtype, dtype)
     pointers = (torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
     numbers = (p.groups, p.m, p.n, p.k, p.scale_groups, sx_m, sx_k)
-    options, programs = options_of(p, shape, registers), Device.current(torch_device(device)).sm_count
+    options = options_of(shape, _CONSUMERS, registers, early=starts_early(p))
+    programs = Device.current(torch_device(device)).sm_count
     return Launch(w4a8_mm_kernel, blocks, dtypes, pointers, numbers, options, programs)
 
 

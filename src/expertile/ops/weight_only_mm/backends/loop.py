@@ -13,7 +13,6 @@ from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 from expertile.ops.weight_only_mm.reference import scaled
-from expertile.ragged import sizes_from_offs
 
 
 def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
@@ -21,7 +20,7 @@ def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: 
     a, w, end = operands.a, operands.w, 0
     if operands.scale_a is not None:
         a = scaled(a, operands.scale_a)
-    for g, size in enumerate(problem.group_sizes or sizes_from_offs(operands.offs)):
+    for g, size in enumerate(problem.sizes(operands.offs)):
         start, end = end, end + size
         if size == 0:
             continue
