@@ -1,11 +1,14 @@
-"""The sum of the slices that a split K leaves: out[m, n] = Σ_s slices[s, m, n], always in the same order.
+"""A split K on the host, and the sum of the slices that it leaves: out[m, n] = Σ_s slices[s, m, n], always in the same
+order.
 
 slices [S, M, N] float32, contiguous; rows past offs[-1] are left alone. Bytes: 4 S M N read, mostly from L2 where they
 have just been written, and the output written. Queued as a programmatic dependent, it is in place when the last slice
 is stored.
 """
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -65,3 +68,28 @@ def run(slices: torch.Tensor, offs: torch.Tensor, out: torch.Tensor) -> None:
     bytes) on the current stream."""
     launch = _launch(slices.shape[0], offs.shape[0], *slices.shape[1:], out.stride(0), out.dtype)
     launch.run(out.get_device(), (), (slices, offs, out))
+
+
+def queue(prepared: Callable[..., tuple[Launch, int, Any, Any]], p: Any, operands: Any, config: Any, out: Any) -> None:
+    """Queue the kernel of a product `p`, and after a split K the sum of its slices, on the current stream of `out`'s
+    device. `prepared(p, operands, config, target)`: the launch that writes `target`, which is `out` or the partial sums
+    [split_k, M, N], and what it runs with: the device, the tensors of its descriptors, and those of its pointers."""
+    target = out
+    if config.split_k > 1:
+        target = out.new_empty((config.split_k, p.m, p.n), dtype=torch.float32)
+    launch, device, tensors, pointers = prepared(p, operands, config, target)
+    launch.run(device, tensors, pointers)
+    if config.split_k > 1:
+        run(target, operands.offs, out)
+
+
+SPLITS = (1, 2, 3, 4, 6, 8)
+_FITTED = ("split_k", "num_stages", "store_parts")
+
+
+def best_splits(ordered: Iterable[Any]) -> tuple[Any, ...]:
+    """Of configs that differ in nothing but `split_k`, and what is fitted to it, the first."""
+    best: dict[Any, Any] = {}
+    for config in ordered:
+        best.setdefault(tuple(value for name, value in vars(config).items() if name not in _FITTED), config)
+    return tuple(best.values())

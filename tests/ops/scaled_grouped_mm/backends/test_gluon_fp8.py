@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from expertile.device import Device
-from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel, _gluon_launch
-from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config
+from expertile.ops.scaled_grouped_mm.backends import _gluon_kernel
+from expertile.ops.scaled_grouped_mm.backends.gluon_fp8 import BACKEND, Config, prepared
 from expertile.ops.scaled_grouped_mm.problem import Operands
 from tests.ops.scaled_grouped_mm import cases
 from tests.ops.scaled_grouped_mm.cases import BLOCK, FP16, FP32, ROW, VECTOR, Case, K, M
@@ -57,7 +57,7 @@ def _emulate(
     target = out
     if config.split_k > 1:
         target = torch.full((config.split_k, *out.shape), float("nan"))
-    launch, _, *given = _gluon_launch.prepared(problem, operands, config, target)
+    launch, _, *given = prepared(problem, operands, config, target)
     args, options = launch.arguments(*given), dict(launch.options)
     gluon_emulator.run(kernel, programs, args, options, seed)
     if config.split_k > 1:
@@ -245,7 +245,7 @@ def _compiled(case: Case, config: Config) -> tuple[list[Any], list[aot.Resources
     operands = _made(case)
     problem = replace(cases.problem_of(case, operands), device_type="cuda", group_sizes=None)
     with compile_only(90) as kernels:
-        _gluon_launch.run(problem, operands, config, cases.poisoned_out(case))
+        BACKEND.run(problem, operands, config, cases.poisoned_out(case))
     return kernels, [aot.resources(kernel, 90) for kernel in kernels]
 
 

@@ -25,9 +25,16 @@ import torch
 from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.tail import filled
+from expertile.ops.hopper import reduce
+from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.hopper.limits import refusal
-from expertile.ops.scaled_grouped_mm.backends import _gluon_launch
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
+from expertile.ops.hopper.reduce import SPLITS, best_splits
+from expertile.ops.launch.blocks import Blocks, ragged
+from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.launch import Launch
+from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import Shape, scaled_grouped_mm_kernel
+from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Backend, Operands, Recipe, ScaledProblem
 
 _INT32 = 2**31
 
@@ -142,7 +149,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     for tile in _CANDIDATES:
         if tile.consumers == 3 and (problem.layout is Layout.RAGGED_K or problem.mean_group < _MANY_ROWS):
             continue
-        for split in (1, 2, 3, 4, 6, 8):
+        for split in SPLITS:
             config = _fitted(replace(tile, split_k=split), problem, device)
             if _fits(config, problem, device):
                 found.append(config)
@@ -154,12 +161,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     def rank(c: Config) -> float:
         return _seconds(problem, device, c) * (1.02 if (c.block_m, c.block_n) == worse else 1.0)
 
-    ordered = sorted(dict.fromkeys(found), key=rank)
-    # Splits further than the best one of each tile are not worth a try.
-    best: dict[tuple[int, int, bool], Config] = {}
-    for config in ordered:
-        best.setdefault((config.block_m, config.block_n, config.pairs), config)
-    return tuple(best.values())
+    return best_splits(sorted(found, key=rank))
 
 
 def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: float = 0.0) -> float:
@@ -242,10 +244,60 @@ def modelled(
     return 2e-6 + max(on_chip, from_memory) + 0.4 * min(on_chip, from_memory)
 
 
+@lru_cache(maxsize=1024)
+def _launch(
+    p: ScaledProblem,
+    config: Config,
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    device: int,
+) -> Launch:
+    """The launch of `scaled_grouped_mm_kernel` on GPU number `device` that writes a tensor of those strides."""
+    rows, cols = config.rows, min(config.block_n, 128)
+    a = Blocks((p.m, p.k), p.a_strides, (config.a_box, BLOCK))
+    if p.layout is Layout.RAGGED_M:
+        b = Blocks((p.groups, p.n, p.k), (p.b_strides[0], p.b_strides[2], 1), (1, cols, BLOCK))
+        c = ragged(p.n, strides[-2], (rows, cols))
+    else:
+        b = Blocks((1, p.n, p.k), (p.n * p.b_strides[1], p.b_strides[1], 1), (1, cols, BLOCK))
+        c = Blocks((p.groups, p.m, p.n), strides, (1, rows, cols))
+    consumers, halves, groups = config.consumers, config.block_n // cols, p.groups
+    registers = (152, 56) if consumers == 3 else (232, 40)
+    if halves == 2 and p.recipe is Recipe.BLOCK:  # with these the fewest values spill, most often none
+        registers = (208, 88) if groups <= 64 else (216, 72) if groups <= 256 else (224, 56)
+    shape = shape_of(
+        Shape,
+        config,
+        p,
+        LAYOUT=p.layout.value,
+        RECIPE=p.recipe.value,
+        COLS=cols,
+        HALVES=halves,
+        ORDERED=consumers == 3 or (consumers == 2 and halves == 2),
+        TAIL=halves == 2 and config.split_k == 1,
+    )
+    dtypes, pointers = (p.dtype, p.dtype, dtype), (torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
+    (_, sa_m, sa_k), of_b = scale_strides(p)
+    numbers, programs = (groups, p.m, p.n, p.k, sa_m, sa_k, *of_b), Device.current(torch_device(device)).sm_count
+    options = options_of(shape, consumers, registers, early=starts_early(p, EARLY_FLOPS))
+    return Launch(scaled_grouped_mm_kernel, (a, b, c), dtypes, pointers, numbers, options, programs)
+
+
+def prepared(
+    p: ScaledProblem, operands: Operands, config: Config, target: torch.Tensor
+) -> tuple[Launch, int, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """What `reduce.queue` asks for; the pointers are `target`'s for an absent bias."""
+    o, bias = operands, operands.bias
+    device, bias_dtype = target.get_device(), None if bias is None else bias.dtype
+    launch = _launch(p, config, target.stride(), target.dtype, bias_dtype, device)
+    return launch, device, (o.a, o.b, target), (o.offs, target if bias is None else bias, o.scale_a, o.scale_b)
+
+
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, or two for a split K,
     and waits for nothing."""
-    return filled(problem, operands, out, partial(_gluon_launch.run, problem, operands, config))
+    return filled(problem, operands, out, partial(reduce.queue, prepared, problem, operands, config))
 
 
 BACKEND = Backend(

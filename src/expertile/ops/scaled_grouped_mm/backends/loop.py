@@ -16,7 +16,6 @@ from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
 from expertile.ops.scaled_grouped_mm.reference import dequantize_b
-from expertile.ragged import sizes_from_offs
 
 
 def _of_group(
@@ -42,9 +41,8 @@ def _of_group(
 
 def _run(problem: ScaledProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:
     out = new_out(problem, operands, out)
-    sizes = problem.group_sizes if problem.group_sizes is not None else sizes_from_offs(operands.offs)
     end = 0
-    for g, size in enumerate(sizes):
+    for g, size in enumerate(problem.sizes(operands.offs)):
         start, end = end, end + size
         target = out[start:end] if problem.layout is Layout.RAGGED_M else out[g]
         if target.numel() == 0:

@@ -25,12 +25,13 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.hopper.context import options_of, shape_of
+from expertile.ops.hopper.reduce import SPLITS, best_splits
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
-from expertile.ops.weight_only_mm.backends._hopper import SPLITS, best_splits, refusal, runner
+from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
 
 _INT32 = 2**31
