@@ -1,8 +1,7 @@
 """What the audit says of a report, and in which voice."""
 
 from dataclasses import dataclass
-
-from expertile.audit.quantity import Quantity
+from typing import Protocol
 
 IMPOSSIBLE, INCONSISTENT, QUESTION = VERDICTS = ("impossible", "inconsistent", "question")
 ACCUSATIONS = (IMPOSSIBLE, INCONSISTENT)
@@ -29,7 +28,16 @@ class Finding:
         return tuple(sorted({self.line, *self.lines}))
 
 
-def finding(verdict: str, rule: str, message: str, q: Quantity, *beside: Quantity, lines: Lines = ()) -> Finding:
+class Figure(Protocol):
+    """What a finding is about: a quantity, or a figure that has a name alone."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+
+
+def finding(verdict: str, rule: str, message: str, q: Figure, *beside: Figure, lines: Lines = ()) -> Finding:
     """A finding about the figure `q`, which stands `beside` others."""
     figures = (q, *beside)
     quote = ", ".join(dict.fromkeys(f.text for f in figures))

@@ -94,12 +94,6 @@ _RANKED = re.compile(
     rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
 )
 _BARE_EACH = re.compile(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
-_METRIC = re.compile(
-    r"\b(?:time|times|latency|duration|runtime|elapsed|execution|exec|kernel|gpu|cuda|throughput|bandwidth|bw|"
-    r"perf(?:ormance)?|achieved|measured|effective|total|tflops?|gflops?|flops?|tflop|tops|gb|gib|mb|tb|ms|us|µs|ns|s|"
-    r"sec|secs|seconds?|per|tokens?|tok|rate|speed|compute|wall|clock|memory|mem|iter(?:ation)?|step|value|images?|"
-    r"samples?|ips|tps)\b"
-)
 _STATISTIC = re.compile(
     r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
     r"\b\d\d(?:\.\d+)? ?%"
@@ -323,12 +317,6 @@ def _value(digits: str, unit: Unit) -> Interval:
     if unit.kind == "bytes" and unit.low == unit.high and value.mid >= 1 and math.log2(value.mid) % 1 == 0:
         value = exact(value.mid)  # 4 GiB are a size that was chosen
     return Interval(value.lo * unit.low, value.mid * unit.low, value.hi * unit.high)
-
-
-def stem(label: str) -> str:
-    """Whose figure it is: the label without words for the quantity ("cuBLAS time (ms)" -> "cublas")."""
-    plain = re.sub(r"[^a-zA-Z0-9µ.+]+", " ", label.lower().replace("flops/s", "flops").replace("flop/s", "flops"))
-    return " ".join(_STATISTIC.sub(" ", _METRIC.sub(" ", plain)).split())
 
 
 def same_statistic(a: str, b: str) -> bool:

@@ -100,11 +100,6 @@ class Record:
     def known(self) -> set[str]:
         return {w for f in self.figures for w in f.words}
 
-    def one(self, *names: str) -> Named | None:
-        """The figure whose words begin or end with one of `names`, if there is one only."""
-        found = [f for f in self.figures if {*names} & {*f.words}]
-        return found[0] if len(found) == 1 else None
-
 
 @dataclass
 class Series:
@@ -119,6 +114,10 @@ class Series:
     @property
     def values(self) -> list[float]:
         return [f.value for f in self.figures]
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        return tuple(f.line for f in self.figures)
 
 
 def named(name: str, digits: str, rest: str, line: int, unit: Unit | None, column: int = -1, label: str = "") -> Named:

@@ -331,7 +331,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             others = (g for (b, form), g in groups.items() if not form and b != behind and behind.startswith(b))
             bare = [r for group in others for r in group]
             bare = [r for r in bare if r.quantities[0].kind == rows[0].quantities[0].kind]
-            if len(rows) + bool(bare) < 3 or len(rows) < 2 or (len(rows[0].quantities) < 2 and len(rows) < 4):
+            if len(rows) + bool(bare) < 3 or len(rows) < 2:
                 continue
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
             labels = max((tuple(q.label for q in row.quantities) for row in rows), key=len)

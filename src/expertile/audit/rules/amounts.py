@@ -33,7 +33,6 @@ def counted(report: Report) -> Iterator[Finding]:
     of = report.everything.of
     sizes = [of(n)[0] for n in ("batch", "seq", "accum", "gpus") if len(of(n)) == 1]
     made = [prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)]
-    yield from _batched(report)
     for row in report.all_rows:
         for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
@@ -47,23 +46,6 @@ def counted(report: Report) -> Iterator[Finding]:
             if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
-
-
-def _batched(report: Report) -> Iterator[Finding]:
-    """The report's only samples/s over its only steps/s: the stated batch, accumulated, on so many GPUs."""
-    rates = [q for r in report.all_rows if r.kind != "record" for q in r.of("items_per_s") if q.exact and q.value.mid]
-    samples, steps = ([q for q in rates if q.noun == noun] for noun in ("sample", "step"))
-    batch, accum = report.everything.of("batch"), report.everything.of("accum")
-    one = len(samples) == len(steps) == len(batch) == 1 and len(accum) < 2
-    if not one or abs(samples[0].line - steps[0].line) > 2:
-        return
-    each = samples[0].plain / steps[0].plain
-    ways = [
-        n * g for n in (batch[0], batch[0] * (*accum, 1.0)[0]) for g in (1, *report.everything.of("gpus"), 2, 4, 8, 16)
-    ]
-    if not any(each.meets(n, 0.02) for n in ways):
-        message = f"{samples[0].text} ÷ {steps[0].text} is {each.mid:.4g} a step, not {batch[0]:.0f}: of which batch?"
-        yield finding(QUESTION, "throughput", message, samples[0], steps[0])
 
 
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:

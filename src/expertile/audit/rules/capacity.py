@@ -2,7 +2,6 @@
 the roof that its intensity sets, ports' bits taken for bytes, shares of a peak, Amdahl's bound.
 """
 
-import math
 import re
 from collections.abc import Iterator
 
@@ -11,9 +10,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding,
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
-from expertile.audit.rules.hardware import SHARE, fastest, gpu_counts, on_sheet, own_words
-from expertile.audit.rules.terms import parameters
-from expertile.device import PCIE_LANES
+from expertile.audit.rules.hardware import gpu_counts, on_sheet, own_words
 
 _HELD = re.compile(
     r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
@@ -24,12 +21,10 @@ _NOT_HELD = re.compile(
     r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
     r"modded|disk|nvme"
 )
-_PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
-_FIRST = re.compile(r"(?i)\bttft\b|time to first token|prefill")
-_REUSED = re.compile(
-    r"(?i)cache hit|cached|warm cache|prefix (?:caching|cache) (?:on|enabled)|sparse attention|moe|mixture"
+_OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
+_LINE_RATE = re.compile(
+    r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link rate|port speed|nominal rate)\b"
 )
-_AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
 _PREFIX = {"M": 1e6, "G": 1e9, "T": 1e12}
 _BITS_AS_BYTES = re.compile(
     r"(?P<a>\d+(?:\.\d+)?) ?(?P<p>[MGT])(?:b/s|bps|bit/s|bE)\b(?: per \w+)?,? \(?"
@@ -43,17 +38,9 @@ _WHOLE = re.compile(
     r"(?i)end[- ]to[- ]end|\be2e\b|(?:whole|entire|full|training|inference) (?:step|run|model)|overall|step becomes"
 )
 _KERNEL = re.compile(r"(?i)in isolation|micro-?benchmark|kernel (?:itself )?(?:is|gets|runs)|the (?:new )?kernel")
-_PCIE = re.compile(r"(?:pci[- ]?e?(?:xpress)?|\bgen) ?(?:gen ?)?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?\b")
-_LSPCI = re.compile(r"lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
-_OF_SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}
-_COPY = re.compile(
-    r"(?i)\b(?:h2d|d2h|h(?:to|->)d|d(?:to|->)h|host[ _]to[ _]device|device[ _]to[ _]host|"
-    r"(?P<d2d>d2d|device[ _]to[ _]device))\b"
-)
 _ONCE = re.compile(r"single run|greedy")
 _OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
 _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
-_OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
 
 
 def held(report: Report) -> Iterator[Finding]:
@@ -82,47 +69,6 @@ def held(report: Report) -> Iterator[Finding]:
                     yield finding(IMPOSSIBLE, "memory", message, q)
 
 
-def prompts(report: Report) -> Iterator[Finding]:
-    """A time to the first token below the FLOPs of the prompt, 2 for each parameter and token."""
-    said = {m[1] or m[2] for m in _PROMPT.finditer(report.text)}
-    formats = report.everything.of("formats")
-    if len(said) != 1 or not _FIRST.search(report.text) or _REUSED.search(report.text) or not formats:
-        return
-    tokens = float(said.pop().replace(",", ""))
-    for row in report.lines_of_text:
-        t, own = row.only("time"), row.facts.of("formats")
-        told = _FIRST.search(f"{row.text} {row.headings} {row.lead}")
-        n = (
-            parameters(row)
-            if t and told and row.devices and (row.of("params") or re.search(r"(?i)\d+b\b", row.text))
-            else None
-        )
-        if not t or not n or re.search(r"(?i)tpot|itl|decode|per token", row.text):
-            continue
-        count = (*row.facts.of("gpus"), max(gpu_counts(row)))[0]
-        most = count * fastest(row, own or row.stated("formats") or formats)[0]
-        least = 2 * n * tokens / most
-        if t.exact and t.value.hi * 1.05 < least < 30 * t.value.hi:
-            gpus = f"{count:.0f} × {row.devices[0].name}"
-            message = f"2 × {n / 1e9:.3g} B × {tokens:.0f} tokens take at least {si(least, 's')} on {gpus}"
-            yield finding(QUESTION, "bound", f"{message}, not {t.text}: was the whole prompt read?", t)
-
-
-def roofs(report: Report) -> Iterator[Finding]:
-    """A rate "with this intensity" above intensity × bandwidth (Williams et al. 2009)."""
-    of = [q for r in report.all_rows if r.kind != "record" for q in r.of("intensity") if "ridge" not in q.words]
-    for row in (r for r in report.lines_of_text if _AT_INTENSITY.search(r.text) and len(of) == 1):
-        q = row.only("rate")
-        if not q or not row.devices or not 0 <= row.line - of[0].line < 9:
-            continue
-        near = [b for r in report.lines_of_text if r.line < row.line for b in r.of("bandwidth") if on_sheet(r, b)]
-        memory = max((b.value.mid for b in near), default=max(d.memory_bps or math.inf for d in row.devices))
-        if q.value.lo > 1.05 * (of[0].value * memory).hi:
-            roof = si((of[0].value * memory).mid, "FLOP/s")
-            message = f"{of[0].text} × {si(memory, 'B/s')} is {roof}, the roof of that intensity, below {q.text}"
-            yield finding(QUESTION, "memory bandwidth", f"{message}: did a cache hold it?", q, of[0])
-
-
 def ports(report: Report) -> Iterator[Finding]:
     """ "2 ports at 200 Gb/s, i.e. 400 GB/s": bits that are taken for bytes."""
     for row in report.lines_of_text:
@@ -139,46 +85,37 @@ def ports(report: Report) -> Iterator[Finding]:
 
 
 def shared(report: Report) -> Iterator[Finding]:
-    """ "88 % of the peak" of which the rates right above make no such share."""
-    for row in report.lines_of_text:
-        shares = [p for p in row.of("percent") if p.exact and 0.02 < p.value.mid < 1]
-        if row.of("rate", "bandwidth") or not shares or not _OWN_PEAK.search(row.text) or not SHARE.search(row.text):
-            continue
-        near = [r for r in report.all_rows if 0 < row.block - r.block <= 2 and r.block and r.kind != "record"]
-        rates = [(q, r) for r in near for q in r.of("bandwidth", "rate") if q.exact and not on_sheet(r, q)]
-        if not 1 < len(rates) < 9 or len({q.kind for q, _ in rates}) != 1:
-            continue
-        kind = rates[0][0].kind
-        peaks = {q.value.mid for r in report.lines_of_text for q in r.of(kind) if on_sheet(r, q)}
-        devices = report.everything.of("devices")
-        peaks |= {d.memory_bps for d in devices if d.memory_bps} if kind == "bandwidth" else set()
-        if len(devices) != 1 or kind == "rate" or not peaks:
-            continue
-        made = [q.plain / peak for q, _ in rates for peak in peaks]
-        odd = [p for p in shares if not any(p.value.meets(m, 0.015) for m in made)]
-        if len(odd) == 1 and len(shares) > 1:
-            message = f"the rates above are {', '.join(f'{100 * m.mid:.3g} %' for m in made[:4])} of the peak"
-            yield finding(
-                QUESTION, "share", f"{message}, not {odd[0].text}: of which is it?", odd[0], lines=(rates[0][0].line,)
-            )
+    """ "11.7 % of the line rate", "88 % of the peak, 86 % for the other" where no rates near by make such a share."""
+    lines = report.lines_of_text
+    sheet = {q.value.mid for r in lines for q in r.of("bandwidth") if on_sheet(r, q)}
+    sheet |= {d.memory_bps for d in report.everything.of("devices") if d.memory_bps}
+    for row in lines:
+        shares = [p for p in row.of("percent") if p.exact and p.value.mid]
+        line_rate = [p for p in shares if _LINE_RATE.match(row.text[p.end :])]
+        several = len(shares) > 1 and _OWN_PEAK.search(row.text) and not row.of("rate", "bandwidth")
+        near = [q for r in lines if 0 <= row.line - r.line < 8 for q in r.of("bandwidth") if q.value.mid]
+        rates = near if line_rate else [q for q in near if q.value.mid not in sheet]
+        peaks = sheet | ({q.value.mid for q in near} if line_rate else set())
+        made = [q.plain / peak for q in rates for peak in peaks if q.value.mid < 1.5 * peak]
+        odd = [p for p in line_rate or shares if not any(p.value.meets(m, 0.014) for m in made)]
+        if len(odd) == 1 and 1 < len(rates) < 10 and made and (line_rate or several):
+            message = f"the rates near by are {', '.join(f'{100 * m.mid:.3g} %' for m in made[:4])} of one another"
+            yield finding(QUESTION, "share", f"{message}, not {odd[0].text}: of what is it?", odd[0], rates[0])
 
 
 def sped_up(report: Report) -> Iterator[Finding]:
     """A whole that gains more than the part made faster allows (Amdahl 1967)."""
     rows = report.lines_of_text
-    parts = [
-        (r, p) for r in rows for p in r.of("percent") if p.exact and 0.02 < p.value.mid < 0.95 and _PART.search(r.text)
-    ]
-    wholes = [
-        (r, q) for r in rows for q in r.of("ratio") if q.exact and q.value.lo > 1 and _WHOLE.search(own_words(r, q))
-    ]
-    kernels = [(r, q) for r in rows for q in r.of("ratio") if q.exact and q.value.lo > 1 and _KERNEL.search(r.text)]
+    shares = [(r, p) for r in rows for p in r.of("percent") if p.exact and 0.02 < p.value.mid < 0.95]
+    gains = [(r, q) for r in rows for q in r.of("ratio") if q.exact and q.value.lo > 1]
+    parts = [(r, p) for r, p in shares if _PART.search(r.text)]
+    wholes = [(r, q) for r, q in gains if _WHOLE.search(own_words(r, q))]
+    kernels = [(r, q) for r, q in gains if _KERNEL.search(r.text)]
     kernels = [(r, q) for r, q in kernels if all(q is not w for _, w in wholes)]
     if len(wholes) != 1 or not parts or len(kernels) > 1:
         return
-    subject = " ".join(
-        [*(r.text for r in rows[:3] if report.blocks[r.block].kind == "heading"), *(r.text for r, _ in kernels)]
-    )
+    headings = [r.text for r in rows[:3] if report.blocks[r.block].kind == "heading"]
+    subject = " ".join([*headings, *(r.text for r, _ in kernels)])
     named = set(re.findall(r"[a-z]{5,}", subject.lower())) - {"kernel", "kernels", "faster", "whole", "isolation"}
     of = [(r, p) for r, p in parts if named & {*re.findall(r"[a-z]{5,}", f"{p.label} {r.text[: p.start]}".lower())}]
     of = [x for x in of if x[1] is x[0].of("percent")[0]]
@@ -191,49 +128,17 @@ def sped_up(report: Report) -> Iterator[Finding]:
     if whole.value.lo * least.lo > 1.05:
         how = f"made {kernels[0][1].text} as fast " if kernels else ""
         message = f"a share of {share.text} {how}makes the whole at most {1 / least.mid:.3g}x as fast, not {whole.text}"
-        sure = whole.value.lo * rest.lo > 1.05 and re.search(
-            r"(?i)nothing else|does not touch|not touch|only change", report.text
-        )
-        beside = [q for _, q in kernels]
-        yield finding(
-            INCONSISTENT if sure else QUESTION,
-            "Amdahl",
-            message + ("" if sure else ": is something else faster?"),
-            whole,
-            share,
-            *beside,
-        )
-
-
-def links(report: Report) -> Iterator[Finding]:
-    """Copies between host and GPU above one direction of the PCIe link that the report names."""
-    text = re.sub(r"[^.;,\n]*\b(?:nvme|ssd|nic|hca|connectx)[^.;,\n]*", "", report.text)
-    named = {(m["g"], m["n"] or "16") for m in _PCIE.finditer(text)}
-    named |= {(_OF_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(report.text)}
-    if len(named) != 1 or re.search(
-        r"gh200|gb200|nvlink-c2c|bidirectional|both directions|duplex|nvcomp|decompress", report.text
-    ):
-        return
-    ((generation, lanes),) = named
-    most = PCIE_LANES[generation] * int(lanes)
-    for row in report.all_rows:
-        for q in row.of("bandwidth"):
-            own = own_words(row, q)
-            near = own if _COPY.search(own) or row.kind == "line" else row.lead[-90:]
-            last = [*_COPY.finditer(near)][-1:]
-            ways = bool(last) and not last[0]["d2d"] and not re.search(r"(?i)both|total|sum|aggregate|gpus", own)
-            count = 1.0 if q.per_device else max(gpu_counts(row))
-            if ways and q.exact and 1.03 * most < q.value.lo / count < 8 * most and not on_sheet(row, q):
-                message = f"{q.text} is more than PCIe {generation}.0 x{lanes} carries one way, {si(most, 'B/s')}"
-                yield finding(QUESTION, "link", f"{message}: over which link?", q)
+        only = re.search(r"(?i)nothing else|does not touch|not touch|only change", report.text)
+        sure = whole.value.lo * rest.lo > 1.05 and only
+        message += "" if sure else ": is something else faster?"
+        yield finding(INCONSISTENT if sure else QUESTION, "Amdahl", message, whole, share, *(q for _, q in kernels))
 
 
 def counted(report: Report) -> Iterator[Finding]:
     """Scores that are no whole number of problems solved: 55.0 % of 30."""
     text = " ".join(r.text for r in report.lines_of_text)
-    once = re.search("(?:one|single) sample", report.text) or (
-        _ONCE.search(report.text) and not _OFTEN.search(report.text)
-    )
+    single = re.search("(?:one|single) sample", report.text)
+    once = single or (_ONCE.search(report.text) and not _OFTEN.search(report.text))
     if not once or not _PROBLEMS.search(text):
         return
     for grid in report.grids:

@@ -1,4 +1,4 @@
-"""Times of day in a log, what its steps and itself are said to take, what is left; processor time of a command."""
+"""Times of day in a log, what its steps and itself are said to take; progress bars."""
 
 import itertools
 import re
@@ -17,9 +17,6 @@ _EACH = re.compile(
     r"(?i)(?P<a>\d+(?:\.\d+)?) ?(?P<u>m?s) ?/ ?(?:step|it|iter)\b|\b(?:avg[_ ])?(?:step|"
     r"iter)(?:_time)?_(?P<v>m?s)[ :=]+(?P<b>\d+(?:\.\d+)?)"
 )
-_ETA = re.compile(
-    r"(?i)\b(?:eta|remaining|left)[ :=]+(?:(?P<d>\d+) ?d\w*,? ?)?(?P<h>\d+):(?P<m>\d\d)(?::(?P<s>\d\d))?\b"
-)
 _BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
 _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 
@@ -27,7 +24,6 @@ _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 def clocks(report: Report) -> Iterator[Finding]:
     yield from _elapsed(report)
     yield from _steps(report)
-    yield from _left(report)
     yield from _bars(report)
 
 
@@ -83,29 +79,6 @@ def _steps(report: Report) -> Iterator[Finding]:
         message = f"the lines above and here lie {x:.4g} s a step apart, not {text}"
         if value > x or not paused:
             yield Finding(INCONSISTENT if value > 1.3 * x else QUESTION, "time", n, text, message, (last, n))
-
-
-def _left(report: Report) -> Iterator[Finding]:
-    """What is left: the steps that are left × the time of each."""
-    rows = []
-    for n, line in enumerate(report.lines, 1):
-        step, each, eta = _STEP.search(line), _EACH.search(line), _ETA.search(line)
-        if step and step["of"] and each and eta and int(step["of"]) > int(step["n"]):
-            unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
-            made = (int(step["of"]) - int(step["n"])) * float(each["a"] or each["b"]) * unit
-            said = 86400.0 * int(eta["d"] or 0) + 3600 * int(eta["h"]) + 60 * int(eta["m"]) + int(eta["s"] or 0)
-            said = said if eta["s"] else said / 60
-            rows.append((n, said, made, eta[0]))
-    good = [r for r in rows if abs(r[1] - r[2]) < 0.04 * r[2] + 2]
-    odd = [r for r in rows if abs(r[1] - r[2]) > 0.15 * r[2] + 5]
-    if len(good) >= max(3, 0.7 * len(rows)) and len(odd) == 1:
-        n, said, made, text = odd[0]
-        message = f"the steps that are left take {_hours(made)}, not {_hours(said)}"
-        yield Finding(QUESTION if n == rows[0][0] else INCONSISTENT, "time", n, text, message, (n,))
-
-
-def _hours(s: float) -> str:
-    return f"{s // 3600:.0f}:{s // 60 % 60:02.0f}:{s % 60:02.0f}"
 
 
 def _bars(report: Report) -> Iterator[Finding]:

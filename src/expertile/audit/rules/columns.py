@@ -1,16 +1,16 @@
 """Columns whose rows share one constant that the report does not name: what fits into a capacity, what is left of so
-many cards, a rate that is one over its time, STREAM's arrays, times of day. The row with another one is asked about."""
+many cards, STREAM's arrays, times of day. The row with another one is asked about."""
 
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 
-from expertile.audit.finding import QUESTION, UNIT_OF, Finding, si
+from expertile.audit.finding import QUESTION, Finding
 from expertile.audit.quantity import clean
 from expertile.audit.records import Named, Sheet, digits, sheets
 from expertile.audit.report import Report
-from expertile.audit.units import RATES
 
 _FITS = re.compile(
     r"(?i)\bfits?\b|sequences|\bseqs\b|\busers\b|slots|sessions|instances|replicas|how many|\bmax (?:batch|n)\b"
@@ -24,7 +24,6 @@ def columns(report: Report) -> Iterator[Finding]:
     for s in (s for s in sheets(report) if 2 < len(s.rows) < 80 and len(s.header) < 24):
         yield from _fitting(s)
         yield from _left(s)
-        yield from _inverse(s)
         yield from _arrays(report, s)
     for block in (b for b in report.blocks if b.table):
         yield from _spans(block.table.header, block.table.rows)  # type: ignore[union-attr]
@@ -33,10 +32,6 @@ def columns(report: Report) -> Iterator[Finding]:
 def _says(message: str, f: Named, *beside: Named, rule: str = "proportion") -> Finding:
     lines = tuple(x.line for x in (f, *beside))
     return Finding(QUESTION, rule, f.line, f.text, f"{message}: is it of the same?", lines)
-
-
-def _shown(value: float, like: Named) -> str:
-    return f"{value / like.value * digits(like):.4g}" if like.value else si(value, UNIT_OF.get(like.kind, ""))
 
 
 def _sized(s: Sheet, c: int) -> bool:
@@ -60,50 +55,25 @@ def _fitting(s: Sheet) -> Iterator[Finding]:
             if len(odd) == 1:
                 (n, b), (_, low, high) = rows[odd[0][0]], odd[0]
                 most = f"{math.floor(low / b.value):.0f} to {math.floor(high / b.value):.0f}"
-                yield _says(
-                    f"in the capacity of all other rows {most} of {b.text} fit, not {n.text}", n, b, rule="memory"
-                )
+                message = f"in the capacity of all other rows {most} of {b.text} fit, not {n.text}"
+                yield _says(message, n, b, rule="memory")
 
 
 def _left(s: Sheet) -> Iterator[Finding]:
     """What is left is a count times one size, less what is used."""
-    for c in (c for c in s.numeric if _LEFT.search(s.header[c].replace("_", " "))):
-        like = [x for x in s.numeric if x != c and all(row[x].kind == row[c].kind == "bytes" for row in s.rows)]
-        for used in like:
-            for n in (
-                x for x in s.numeric if all(row[x].whole and row[x].kind in ("number", "items") for row in s.rows)
-            ):
-                rows = [row for row in s.rows if row[n].value]
-                each = [(row[c].value + row[used].value) / row[n].value for row in rows]
-                off = [(row[c].off + row[used].off) / row[n].value for row in rows]
-                middle = sorted(each)[len(each) // 2]
-                odd = [i for i, (x, o) in enumerate(zip(each, off, strict=True)) if abs(x - middle) > o + 0.01 * middle]
-                if len(odd) == 1 and len(rows) > 3:
-                    f = rows[odd[0]][n]
-                    beside = rows[odd[0]][used], rows[odd[0]][c]
-                    made = (
-                        f"{beside[0].text} and {beside[1].text} are {each[odd[0]] / middle:.3g} times as much for each"
-                    )
-                    yield _says(f"{made} of {f.text} as in all other rows", f, *beside, rule="memory")
-                    return
-
-
-def _inverse(s: Sheet) -> Iterator[Finding]:
-    """A rate times a time: a power of ten in all rows but one, since it is one over the other."""
-    for a in (c for c in s.numeric if all(row[c].kind in (*RATES, "number") and row[c].value for row in s.rows)):
-        for b in (c for c in s.numeric if all(row[c].kind == "time" and row[c].value for row in s.rows)):
-            if not re.search(r"(?i)/ ?s\b|per s|\bops\b|fps|qps|rate|hz", s.header[a]):
-                continue
-            made = [row[a].value * row[b].value for row in s.rows]
-            tens = [abs(math.log10(m) - round(math.log10(m))) < 0.0005 for m in made]
-            scales = {round(math.log10(m)) for m, t in zip(made, tens, strict=True) if t}
-            odd = [i for i, m in enumerate(made) if abs(math.log10(m) - min(scales, default=0)) > 0.005]
-            if len(scales) == 1 and len(odd) == 1 and sum(tens) == len(made) - 1 >= 2:
-                x, y = s.rows[odd[0]][a], s.rows[odd[0]][b]
-                yield _says(
-                    f"1 / {y.text} is {_shown(x.value * 10 ** min(scales) / made[odd[0]], x)}, not {x.text}", x, y
-                )
-                return
+    counts = [c for c in s.numeric if all(row[c].whole and row[c].kind in ("number", "items") for row in s.rows)]
+    sizes = [c for c in s.numeric if all(row[c].kind == "bytes" for row in s.rows)]
+    left = [c for c in sizes if _LEFT.search(s.header[c].replace("_", " "))]
+    for c, used, n in ((c, u, n) for c in left for u in sizes for n in counts if u != c):
+        held = [(row[n], row[used], row[c]) for row in s.rows if row[n].value]
+        each = [((a.value + b.value) / f.value, (a.off + b.off) / f.value) for f, a, b in held]
+        middle = sorted(x for x, _ in each)[len(each) // 2]
+        odd = [i for i, (x, off) in enumerate(each) if abs(x - middle) > off + 0.01 * middle]
+        if len(odd) == 1 and len(held) > 3:
+            f, a, b = held[odd[0]]
+            made = f"{a.text} and {b.text} are {each[odd[0]][0] / middle:.3g} times as much for each"
+            yield _says(f"{made} of {f.text} as in all other rows", f, a, b, rule="memory")
+            return
 
 
 def _arrays(report: Report, s: Sheet) -> Iterator[Finding]:
@@ -119,18 +89,15 @@ def _arrays(report: Report, s: Sheet) -> Iterator[Finding]:
     if len(odd) == 1:
         x, row = odd[0]
         f = row[rates[0]]
-        yield _says(
-            f"the arrays of all other rows make {_shown(f.value * middle / x, f)}, not {f.text}", f, row[times[0]]
-        )
+        shown = f"{middle / x * digits(f):.4g}"
+        yield _says(f"the arrays of all other rows make {shown}, not {f.text}", f, row[times[0]])
 
 
 def _stamp(cell: str) -> float | None:
-    try:
-        return (
-            datetime.fromisoformat(cell.strip().replace("/", "-")).timestamp() if re.match(r"\d{4}\D", cell) else None
-        )
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        if re.match(r"\d{4}\D", cell):
+            return datetime.fromisoformat(cell.strip().replace("/", "-")).timestamp()
+    return None
 
 
 def _spans(header: tuple[str, ...], rows: tuple[tuple[int, tuple[str, ...]], ...]) -> Iterator[Finding]:
@@ -150,6 +117,5 @@ def _spans(header: tuple[str, ...], rows: tuple[tuple[int, tuple[str, ...]], ...
         if len(odd) == 1 and len(held) > 1:
             number, text, _, made = odd[0]
             days = f"{made // 86400:.0f} days and {made % 86400 / 3600:.2f} hours"
-            yield Finding(
-                QUESTION, "time", number, text, f"the two times lie {days} apart, not {text}: was it paused?", (number,)
-            )
+            message = f"the two times lie {days} apart, not {text}: was it paused?"
+            yield Finding(QUESTION, "time", number, text, message, (number,))

@@ -1,11 +1,13 @@
-"""Claims without a figure of their own, or with one alone: the best of a table, all of its rows, a bound that none
-passes, a title above two lines. It asks only."""
+"""Claims without a figure of their own, or with one alone: the best of a table, in how many of its rows, from which row
+on, a bound that none passes, a title above two lines."""
 
 import itertools
 import re
 from collections.abc import Iterator
 
-from expertile.audit.finding import QUESTION, Finding, finding
+from expertile.audit.facts import NUMBERS, size_of_name
+from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.told import APART, may_be, mid, not_made, words_of
 from expertile.audit.units import RATES, TIMES, TYPED
@@ -16,29 +18,73 @@ _ALL = re.compile(
     r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
 )
 _NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
-_SUPERLATIVE = re.compile(
-    r"(?i)(?P<name>[\w.+-]+(?:[ /][\w.+-]+){0,4}) (?:has|had|gives?|shows?|reach\w+|takes?|took|is) the "
-    r"(?P<most>highest|lowest|best|fastest|slowest|largest|smallest|most|least|worst|shortest|longest) "
-    r"(?P<what>[\w -]{4,40})"
+_WORDS = NUMBERS | {"one": "1"}
+_COUNT = rf"\d+|{'|'.join(_WORDS)}"
+_OF = re.compile(rf"(?i)\b(?P<n>{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>{_COUNT})\b(?! ?%)")
+_WON = re.compile(r"(?i)\b(?:ahead|wins?|won|faster|beats?|better|slower|loses?|lost|behind|outperforms?)\b")
+_BY = re.compile(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significant|other|both|each|either|except")
+_MOST = r"(?P<most>highest|lowest|best|fastest|quickest|slowest|largest|smallest|most|least|worst|shortest|longest)"
+# "TP8 has the highest throughput", "For N = 4096 the fastest is cuBLAS", "throughput peaks at batch 512"
+_BEST = (
+    re.compile(
+        rf"(?i)\b(?:for|at|with|when) (?:[A-Za-z]\w* ?(?:=|of|is)? ?)?(?P<n>\d[\d,]*)\b,? (?:the )?(?:\w+ )?{_MOST}"
+        r"(?: \w+)? (?:is|was) (?:the )?(?P<name>[\w .+-]{2,30})"
+    ),
+    re.compile(
+        rf"(?i)\b(?:for|at|with) (?:[A-Za-z]\w* ?= ?)?(?P<n>\d[\d,]*)(?: \w+)?,? (?P<name>[\w .+-]{{1,30}}?) "
+        rf"(?:is|was) (?:the )?{_MOST}\b"
+    ),
+    re.compile(
+        r"(?i)\b(?P<what>\w+) (?:peaks?|peaked|(?:is|was) (?P<most>highest|greatest)|reaches (?:its|the) "
+        r"(?:maximum|peak))(?: \w+)? (?:at|for|with) (?:a )?(?P<name>[a-z]+)(?: size)?(?: of| ?=)? ?(?P<n>\d[\d,]*)"
+    ),
+    re.compile(
+        r"(?i)(?P<name>[\w.+-]+(?:[ /][\w.+-]+){0,4}) (?:has|had|gives?|shows?|reach\w+|takes?|took|is) the "
+        rf"{_MOST} (?P<what>[\w -]{{4,40}})"
+    ),
 )
+_OTHER = re.compile(r"(?i)\b(?:second|of these|at the|per|except|almost|after|apart)\b")
 _MEASURE = (
     (r"throughput|speed|rate", ("tokens_per_s", "items_per_s", "rate")),
     (r"latenc|time|duration", TIMES),
     (r"memory|footprint", ("bytes",)),
     (r"bandwidth", ("bandwidth",)),
 )
+_FROM = re.compile(
+    r"(?i)\b(?:for|from|at|above|once)\b[^.;:?\d]{0,40}(?P<n>\d[\d,]*)(?: [a-z]+){0,2} (?:and|or) (?:more|"
+    r"above|up|larger|longer|greater)\b|"
+    r"\bfrom (?:\w+ )?(?P<m>\d[\d,]*)(?: [a-z]+)? (?:on|onwards?|upwards?|up)\b"
+)
 _BEFORE = re.compile(r"(?i)\W*(?:before|old|was|main|master|baseline)\b")
 _AFTER = re.compile(r"(?i)\W*(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
+_BOUND = re.compile(
+    r"(?i)\b(?:(?P<low>(?:stays?|remains?|is|are|keeps?|holds?|never (?:drops?|falls?|goes)|"
+    r"(?:does|do) not (?:drop|fall))"
+    r" (?:always |well )?(?:(?P<not>below|under)|above|over|at least|at or above|no (?:less|lower) than))|"
+    r"(?P<high>(?:stays?|remains?|is|are|keeps?|never (?:exceeds?|goes|rises)|(?:does|do) not (?:exceed|rise))"
+    r"(?: (?:always |well )?(?:(?:below|under|at most|within|no (?:more|higher) than)|(?P<over>above|over)))?))\W+$"
+)
+_NEVER = re.compile(r"(?i)\b(?:never|not)\b")
+_SOME = re.compile(r"(?i)\b(?:except|apart from|other than|but for|most|beyond|until|when|if|where|small|large|only)\b")
+_UP_TO = re.compile(r"(?i)(?:up to|all the way to|to|through|until|at|from) (?:\w+ ?= ?)?(\d[\d,]*)\b")
+_THAN = re.compile(r"(?i)^\W*(?:± ?[\d.]+ )?(?:times |x )?(?:faster|slower) than (?P<name>\S.*?)\s*$")
 _BY_NO_MORE = re.compile(r"(?i)\b(?:none|no|never|nothing|neither)\b[^.;]*? by more than (\d+(?:\.\d+)?)\b(?! ?%)")
 
 
 def said(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """A sentence against the tables of three rows and more near it."""
-    drawn = [g for g in grids if g.drawn]
-    if _ALL.search(row.text) and not _NOT_ALL.search(row.text) and not row.of("ratio", "percent"):
-        yield from itertools.chain(*(_every(g, row) for g in drawn))
+    yield from _won(row, grids)
+    yield from _from(row, grids)
     yield from _within(row, grids)
-    yield from _superlative(row, drawn)
+    yield from _best(row, [g for g in grids if g.drawn])
+
+
+def spoken(report: Report) -> Iterator[Finding]:
+    """Bounds that a row passes, and what hyperfine says of its runs."""
+    for row in report.lines_of_text:
+        near = [g for g in report.tables if len(g.body) > 1 and min(abs(r.line - row.line) for r in g.rows) < 30]
+        yield from _bounded(row, near) if near and not APART.search(row.text) else ()
+        yield from _faster_than(row)
 
 
 def titles(report: Report) -> Iterator[Finding]:
@@ -59,27 +105,101 @@ def titles(report: Report) -> Iterator[Finding]:
             yield not_made(q, [*near[0]], False)
 
 
-def _superlative(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "TP8 has the highest throughput" beside a table in which another row has more."""
-    m = _SUPERLATIVE.search(row.text)
-    if not m or row.of(*TYPED, "ratio") or re.search(r"(?i)\b(?:second|of these|at the|per|except|almost)\b", row.text):
-        return
-    words = [*words_of(m["what"])]
-    kinds = [k for form, some in _MEASURE for k in some if re.search(form, m["what"].lower())]
+def _first(row: Row) -> str:
+    """The first cell of a table's row."""
+    return row.text.partition(": ")[2].partition(";")[0].replace(",", "").strip()
+
+
+def _at(row: Row, text: str, q: Quantity, *beside: Quantity, verdict: str = QUESTION, message: str = "") -> Finding:
+    """A finding about some words of a sentence, which may run over several lines, and figures of a table."""
+    lines = row.report.lines
+    word = text.split()[0]
+    line = next((n for n in range(row.line, min(row.line + 6, len(lines)) + 1) if word in lines[n - 1]), row.line)
+    return Finding(verdict, "headline", line, text, message, tuple(x.line for x in (q, *beside)))
+
+
+def _pairs(g: Grid) -> list[tuple[Row, Quantity, Quantity]]:
+    """The rows of a table that has two columns of one kind, and what they have there."""
+    for kind in (*TIMES, *RATES, "ratio", "number"):
+        both = [c for c in g.columns(kind) if c and not size_of_name(g.header[c])]
+        held = [(r, x, y) for r in g.body if len(both) == 2 and (x := r.figure(both[0])) and (y := r.figure(both[1]))]
+        if len(held) > 2:
+            return held
+    return []
+
+
+def _won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "Ahead at 9 of the 10 sizes" beside a table of ten rows and two columns; "faster on every shape" where in one
+    row it is not."""
+    every = _ALL.search(row.text) and not _NOT_ALL.search(row.text) and not row.of("ratio", "percent")
+    m = _OF.search(row.text) if _WON.search(row.text) else None
     for g in grids:
-        columns = [c for c, h in enumerate(g.header) if {*words_of(h)} & {w for w in words if len(w) > 3}]
-        columns = [c for c in columns if any(r.figure(c) for r in g.body)] or g.columns(*kinds)
-        named = [r for r in g.body if " ".join(words_of(r.label)) in _last_words(m["name"])]
-        if len(columns) != 1 or len(named) != 1 or not (q := named[0].figure(columns[0])):
+        pairs = _pairs(g)
+        less = [(x, y) for _, x, y in pairs if x.value.hi < y.value.lo]
+        more = [(x, y) for _, x, y in pairs if x.value.lo > y.value.hi]
+        few = min(less, more, key=len)
+        if every and g.drawn and 0 < len(few) <= 0.4 * len(pairs):
+            (x, y), *_ = few
+            message = f"line {x.line} has {x.text} and {y.text}, the other way round than most rows: is it so on every?"
+            yield finding(QUESTION, "headline", message, y, x, lines=(row.line,))
+        n, of = (float(_WORDS.get(w.lower(), w)) for w in m.group("n", "m")) if m else (0.0, 0.0)
+        counts = (len(less), len(more), len(pairs) - len(less), len(pairs) - len(more))
+        alone = pairs and len({q.column for q in pairs[0][0].quantities}) < 4
+        if m and alone and of == len(pairs) >= n not in counts and not _BY.search(row.text.replace(m[0], "")):
+            each = f"{counts[0]} are less in the first column and {counts[1]} in the second"
+            message = f"of {of:.0f} rows {each}, not {n:.0f}"
+            yield _at(row, m[0], *(x for _, x, _ in pairs), verdict=INCONSISTENT, message=message)
+
+
+def _from(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "From 2048 on" beside two columns of which the better one changes once, in another row."""
+    m = _FROM.search(row.text)
+    for g in grids if m else ():
+        n = (m["n"] or m["m"]).replace(",", "") if m else ""
+        held = [(int(_first(r)), x.value.mid < y.value.mid, x) for r, x, y in _pairs(g) if _first(r).isdigit()]
+        held.sort(key=lambda of: of[0])
+        turns = [b for a, b in itertools.pairwise(held) if a[1] != b[1]]
+        if len(turns) == 1 and len(g.header) == 3 and int(n) in {key for key, *_ in held} and turns[0][0] != int(n):
+            message = f"the better of {g.header[1]} and {g.header[2]} changes at {turns[0][0]}, not at {n}"
+            yield _at(row, n, *(x for *_, x in held), message=f"{message}: is it of this table?")
+
+
+def _best(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """One row of a column, or one column of a row, is said to be the best of all; of a row that a number names it is
+    certain."""
+    m = next(filter(None, (form.search(re.sub(r"\s+", " ", row.text)) for form in _BEST)), None)
+    if not m or row.of(*TYPED, "ratio") or _OTHER.search(m[0]):
+        return
+    said = {"n": "", "what": "", **m.groupdict()}
+    most, n = (said["most"] or "highest").lower(), (said["n"] or "").replace(",", "")
+    what, name = words_of(said["what"] or ""), _last_words(said["name"]) if not said["what"] or not n else [n]
+    kinds = [k for form, some in _MEASURE for k in some if re.search(form, (said["what"] or "").lower())]
+    for g in grids:
+        if n and not said["what"]:
+            heads = [" ".join(words_of(re.sub(r"\(.*?\)", "", h))) for h in g.header]
+            rows = [r for r in g.body if _first(r) == n]
+            cells = [(h, x) for r in rows for c, h in enumerate(heads) if c and (x := r.figure(c))]
+        else:
+            columns = [c for c, h in enumerate(g.header) if {*words_of(h)} & {w for w in what if len(w) > 3}]
+            columns = [c for c in columns if any(r.figure(c) for r in g.body)] or g.columns(*kinds)
+            one = [(r, x) for r in g.body if len(columns) == 1 and (x := r.figure(columns[0]))]
+            cells = [(_first(r) if n else " ".join(words_of(r.label)), x) for r, x in one]
+        named = [x for of, x in cells if of in name or (n and not said["what"] and f" {of} " in f" {name[-1]} ")]
+        if len(named) != 1 or len({x.kind for _, x in cells}) > 1:
             continue
-        low = m["most"].lower() in ("lowest", "smallest", "least", "shortest")
-        low |= m["most"].lower() in ("best", "fastest") and q.kind in TIMES
-        low |= m["most"].lower() in ("worst", "slowest") and q.kind in RATES
-        cells = [x for r in g.body if (x := r.figure(columns[0]))]
-        other = min(cells, key=mid) if low else max(cells, key=mid)
+        q = named[0]
+        if n and q.kind not in (*TIMES, *RATES):
+            continue  # is more better?
+        low = most in ("lowest", "smallest", "least", "shortest") or (most == "quickest" and q.kind in TIMES)
+        low |= most in ("best", "fastest") and q.kind in TIMES
+        low |= most in ("worst", "slowest") and q.kind in RATES
+        other = (min if low else max)((x for _, x in cells), key=mid)
         if (other.value.hi < q.value.lo) if low else (other.value.lo > q.value.hi):
-            message = f"{m[0]}: it has {q.text}, line {other.line} {other.text}: of which rows is it?"
-            yield finding(QUESTION, "headline", message, q, other, lines=(row.line,))
+            message = f"{m[0].strip()}: it has {q.text}, line {other.line} {other.text}"
+            if n:
+                yield _at(row, n, q, other, verdict=INCONSISTENT, message=message)
+            else:
+                yield finding(QUESTION, "headline", f"{message}: of which rows is it?", q, other, lines=(row.line,))
 
 
 def _last_words(text: str) -> list[str]:
@@ -99,7 +219,7 @@ def _within(row: Row, grids: list[Grid]) -> Iterator[Finding]:
             cells = [(r, q) for r in g.body if (q := r.figure(c))]
             if len(cells) < 3 or not {n for n in words_of(name) if len(n) > 3} & words:
                 continue
-            firsts = [{*words_of(r.text.partition(": ")[2].partition(";")[0])} for r, _ in cells]
+            firsts = [{*words_of(_first(r))} for r, _ in cells]
             named = [q for (_, q), first in zip(cells, firsts, strict=True) if first <= words]
             # Of all that may be the base, the one from which they are least apart.
             bases = named or [q for _, q in cells]
@@ -110,16 +230,57 @@ def _within(row: Row, grids: list[Grid]) -> Iterator[Finding]:
                 yield finding(QUESTION, "headline", message, q, base, lines=(row.line,))
 
 
-def _every(grid: Grid, row: Row) -> Iterator[Finding]:
-    """ "Faster on every shape" beside a table of two columns with a row where it is not."""
-    for kind in (*TIMES, *RATES, "ratio", "number"):
-        both = grid.columns(kind)
-        rows = grid.body if len(both) == 2 else []
-        pairs = [(x, y) for r in rows if (x := r.figure(both[0])) and (y := r.figure(both[1]))]
-        less = [(x, y) for x, y in pairs if x.value.hi < y.value.lo]
-        more = [(x, y) for x, y in pairs if x.value.lo > y.value.hi]
-        few = min(less, more, key=len)
-        if len(pairs) > 2 and 0 < len(few) <= 0.4 * len(pairs):
-            (x, y), *_ = few
-            message = f"line {x.line} has {x.text} and {y.text}, the other way round than most rows: is it so on every?"
-            yield finding(QUESTION, "headline", message, y, x, lines=(row.line,))
+def _bounded(row: Row, near: list[Grid]) -> Iterator[Finding]:
+    """ "Efficiency stays above 85 % up to 512 ranks" beside a row of 71 %."""
+    for q in row.quantities:
+        m = _BOUND.search(row.text[: q.start])
+        if not m or _SOME.search(row.text.replace(m[0], "")) or q.text[0] in "+-−":
+            continue
+        down = (m["low"] and not m["not"]) or (m["not"] and _NEVER.search(m["low"]))
+        down = bool(down) and not (m["high"] and m["over"])
+        down = not down if m["high"] and m["over"] and _NEVER.search(m["high"]) else down
+        if m["high"] and not m["over"] and re.fullmatch(r"(?i)(?:is|are|stays?|remains?|keeps?)\W+", m["high"] + " "):
+            continue  # "is 85 %"
+        if re.match(r"(?i)\W*(?:for|at|on|in|with) (?:[a-z]+ )?\d", row.text[q.end :]):
+            continue  # of some
+        names = {*words_of(row.text[: m.start()])}
+        for g in near:
+            heads = [c for c in g.columns(q.kind) if {w for w in words_of(g.header[c]) if len(w) > 3} & names]
+            to = _UP_TO.search(row.text[q.end :])
+            last = float(to[1].replace(",", "")) if to else float("inf")
+            for c in heads if len(heads) == 1 else ():
+                for r in g.body:
+                    f = r.figure(c)
+                    first = r.figure(0)
+                    if f and first and to and first.value.mid > last:
+                        continue
+                    if f and (f.value.hi < 0.999 * q.value.mid if down else f.value.lo > 1.001 * q.value.mid):
+                        bound = "at least" if down else "at most"
+                        message = f"line {f.line} has {f.text}, {bound} {q.text} is said: of which rows is it?"
+                        yield finding(QUESTION, "headline", message, q, f)
+                        break
+
+
+def _faster_than(row: Row) -> Iterator[Finding]:
+    """hyperfine's summary: "3.17 times faster than ./scan" of the means of the runs named."""
+    q = row.only("ratio") or next((x for x in row.quantities[:1] if x.kind == "number"), None)
+    m = _THAN.match(row.text[q.end :]) if q else _THAN.match(re.sub(r"^\s*[\d.]+", "", row.text))
+    text = re.match(r"\s*(\d+\.\d+)", row.text)
+    lines = row.report.lines
+    first = next(
+        (n for n in range(row.line - 1, max(0, row.line - 9), -1) if lines[n - 1].rstrip().endswith(" ran")), 0
+    )
+    if not m or not text or not first:
+        return
+    base, other = (_timed(row.report, name, first) for name in (lines[first - 1].strip()[:-4], m["name"]))
+    if base and other:
+        made = max(base.value.mid, other.value.mid) / min(base.value.mid, other.value.mid)
+        if abs(float(text[1]) / made - 1) > 0.03:
+            message = f"{other.text} / {base.text} is {made:.3g}, not {text[1]}: is it of these two?"
+            yield Finding(QUESTION, "ratio", row.line, text[1], message, (row.line, base.line, other.line))
+
+
+def _timed(report: Report, name: str, before: int) -> Quantity | None:
+    at = [n for n in range(1, before) if report.lines[n - 1].rstrip().endswith(name.strip())]
+    held = [q for r in report.rows for q in r.of("time") if at and at[0] < q.line <= at[0] + 2 and r.kind == "line"]
+    return held[0] if held and len(at) == 1 else None

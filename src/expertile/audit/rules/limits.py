@@ -13,7 +13,7 @@ from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
-from expertile.audit.rules.terms import IF, terms, weights
+from expertile.audit.rules.terms import IF, parameters, terms, weights
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
@@ -52,6 +52,21 @@ _SWEEP = re.compile(
     r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
     r"relu|gelu|sweep|saxpy|scale\b"
 )
+_THING = r"(?:\w+ )?(?:update|point|cell|key|element|item|site|lookup)"
+_ITEM_BYTES = re.compile(
+    rf"(?i)\b(\d+)[ -]?(?:bytes|B)\b[^.;\d]{{0,60}}?\b(?:per|for (?:each|every)|each|an?) {_THING}\b|"
+    rf"\b(?:each|every|an?) {_THING} (?:reads|moves|needs|touches|takes) (?:at least )?(\d+) ?(?:bytes|B)\b"
+)
+_RESIDENT = re.compile(
+    r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|on.chip|"
+    r"cache.resident|in.cache|fits? in (?:the )?l2"
+)
+_PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
+_FIRST = re.compile(r"(?i)\bttft\b|time to first token|prefill")
+_REUSED = re.compile(
+    r"(?i)cache hit|cached|warm cache|prefix (?:caching|cache) (?:on|enabled)|sparse attention|moe|mixture"
+)
+_AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
 _NO_DECODE = re.compile(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
@@ -89,7 +104,7 @@ def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
     for row in report.all_rows:
-        others = (f(row) for f in (_moved_each, _moved, _by_intensity, _generated, _swept))
+        others = (f(row) for f in (_moved_each, _moved, _by_intensity, _generated, _swept, _updated, _prompted))
         for d in itertools.chain(_stated(row), _computed(row, largest), *others):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
@@ -184,6 +199,9 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
 def _by_intensity(row: Row) -> Iterator[Demand]:
     """The bandwidth that a rate of a stated intensity takes."""
     q, per_byte = row.only("rate"), row.only("intensity")
+    if q and not per_byte and _AT_INTENSITY.search(row.text):  # that one of the sentences before states
+        near = [x for r in row.report.lines_of_text if 0 < row.line - r.line < 9 for x in r.of("intensity")]
+        per_byte = near[0] if len(near) == 1 else None
     if q and per_byte and row.devices and not on_sheet(row, q) and not re.search(r"(?i)ridge|balance", row.text):
         text = f"{q.text} ÷ {per_byte.text} FLOP a byte"
         yield Demand(q, "bandwidth", q.value / per_byte.value, text, "memory bandwidth", "is it of that intensity?")
@@ -230,6 +248,47 @@ def _moved(row: Row) -> Iterator[Demand]:
         yield Demand(
             moved[0], "bandwidth", total / t.value, text, "traffic", ask, count=count, most=most, lines=(t.line,)
         )
+
+
+@lru_cache(maxsize=8)
+def _item_bytes(report: Report) -> tuple[float, int] | None:
+    """The bytes of each item, where the report states one number and no cache that holds them, and the line."""
+    said = [(float(m[1] or m[2]), r.line) for r in report.lines_of_text if (m := _ITEM_BYTES.search(r.text))]
+    held = said and _RESIDENT.search(re.sub(r"(?i)\bno\b[^.;]*", "", report.text))
+    return said[0] if len({n for n, _ in said}) == 1 and not held else None
+
+
+@lru_cache(maxsize=8)
+def _prompt_tokens(report: Report) -> float:
+    """The one length of the prompts that are read as a whole; 0 where there is none."""
+    said = {m[1] or m[2] for m in _PROMPT.finditer(report.text)}
+    return float(said.pop().replace(",", "")) if len(said) == 1 and not _REUSED.search(report.text) else 0.0
+
+
+def _updated(row: Row) -> Iterator[Demand]:
+    """ "16 bytes for each update", the only ones that the report states, at so many updates a second."""
+    q = row.only("items_per_s") if row.devices else None
+    if q and (said := _item_bytes(row.report)) and q.noun in ("", "other", "element"):
+        (n, at), count = said, max(row.report.everything.of("gpus") or (1.0,))
+        moved, text = q.value * n, f"{q.text} × {n:.0f} bytes"
+        if moved.lo < 40 * count * memory_of(row):
+            ask = "did a cache hold it?"
+            yield Demand(q, "bandwidth", moved, text, "traffic", ask, count=count, slack=1.05, lines=(at,))
+
+
+def _prompted(row: Row) -> Iterator[Demand]:
+    """The FLOPs of a prompt, two for each parameter and token, in the time to its first token."""
+    t = row.only("time") if row.kind == "line" and _prompt_tokens(row.report) else None
+    told = t and row.devices and _FIRST.search(f"{row.text} {row.headings} {row.lead}")
+    other = re.search(r"(?i)tpot|itl|decode|per token", row.text) or not re.search(r"(?i)\d+(?:\.\d+)? ?b\b", row.text)
+    n = parameters(row) if told and not other else None
+    formats = row.facts.of("formats") or row.stated("formats") or row.report.everything.of("formats")
+    if t and n and formats:
+        tokens, count = _prompt_tokens(row.report), (*row.facts.of("gpus"), max(gpu_counts(row)))[0]
+        rate = exact(2 * n * tokens) / t.value
+        if rate.mid < 30 * count * fastest(row, formats)[0]:
+            what, ask = f"2 × {n / 1e9:.3g} B × {tokens:.0f} tokens in {t.text}", "was the whole prompt read?"
+            yield Demand(t, "rate", rate, what, "bound", ask, formats=formats, count=count, slack=1.05)
 
 
 def _swept(row: Row) -> Iterator[Demand]:

@@ -7,8 +7,9 @@ sizes mean, with every count that the rows state between; a sum; a share of a pe
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import fmean, median
 
 from expertile.audit.facts import facts
 from expertile.audit.interval import FIT, Interval, exact, odd_ones, printed
@@ -25,6 +26,11 @@ Counts = dict[str, dict[int, float]]
 _THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
 _SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
 _AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
+_TOTALS: dict[str, Callable[[list[float]], float]] = {"": sum, "sum": sum, "mean": fmean}
+_TOTALS |= {"median": median, "max": max, "min": min}
+_EXTREMES = {"median": "median", "max": "max", "min": r"min(?:imum)?\b(?!s)"}
+_SUMMARIES = {"sum": _SUM, "mean": _AVERAGE} | {n: re.compile(rf"(?i)^\W*{form}") for n, form in _EXTREMES.items()}
+_RANKED = re.compile(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±|\d\d ?%")
 _OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
@@ -246,17 +252,31 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
                 rule = "product" if calls else "throughput" if "item" in kind else "tokens/s"
                 some = {n: c for n, c in counts.items() if n or (sign < 0 and kind != s.kind)}
                 yield from _usual(rule, targets, _times(s, None, sign), some, (1.0,), beside)
-    if kind in ("time", "bytes", "money", "energy", "items", "tokens") or _AVERAGE.search(grid.header[target]):
-        named = _SUM.search(grid.header[target]) or _AVERAGE.search(grid.header[target])
-        like = [s for s in typed if s.kind == kind and 0 <= s.column < target and s.cells.keys() >= targets.keys()]
-        for some_of in (part for k in range(2, len(like) + 1) for part in (like[:k], like[-k:])):
-            n = len(some_of) if _AVERAGE.search(grid.header[target]) else 1
-            name = f"the {'sum' if n == 1 else 'mean'} of the columns before"
-            sums = {r: total_of([s.cells[r] for s in some_of]) for r in targets}
-            sums = {r: replace(t, value=t.value * (1 / n), text=name) for r, t in sums.items()}
-            # A column that is not called a total is one where all rows but one say so.
-            if named or sum(sums[r].value.meets(q.plain) for r, q in targets.items()) >= max(3, len(targets) - 1):
-                yield Made(name, "sum", sums)
+
+
+def summaries(grid: Grid, targets: Cells, kind: str, target: int) -> Iterator[Made]:
+    """The total, the mean, the median or an extreme of the columns right before or right behind."""
+    name = next((n for n, form in _SUMMARIES.items() if form.search(grid.header[target])), "")
+    # A column that is not called a total is one where all rows but one say so.
+    adds = kind in ("time", "bytes", "money", "energy", "items", "tokens")
+    of = _TOTALS[name]
+    held = {r: {q.column: q for q in grid.rows[r].of(kind) if q.exact and q.value.mid > 0} for r in targets}
+    held = {r: row for r, row in held.items() if len(row) > 2}
+    like, adds_up = [c for c in range(len(grid.header)) if c != target], name in ("", "sum")
+    like = [c for c in like if adds_up or not _RANKED.search(grid.header[c].replace("_", " "))]
+    like = [c for c in like if not adds_up or same_statistic(grid.header[c], grid.header[target])]
+    like = [c for c in like if all(c in row for row in held.values())]
+    before, behind = [c for c in like if c < target], [c for c in like if c > target]
+    sides = [before[:n] for n in range(2, len(before) + 1)] + [before[n:] for n in range(1, len(before) - 1)]
+    sides += [behind[:n] for n in range(2, len(behind) + 1) if not adds_up]
+    for some in sides if held and (adds or name) and (not adds_up or len(held) == len(targets)) else ():
+        text = f"the {name or 'sum'} of the {len(some)} columns beside"
+        made = {}
+        for r, row in held.items():
+            ends = (of([getattr(row[c].plain, end) for c in some]) for end in ("lo", "mid", "hi"))
+            made[r] = Term(kind, Interval(*ends), text, (row[some[0]].line,))
+        if name or sum(t.value.meets(targets[r].plain) for r, t in made.items()) >= max(3, len(targets) - 1):
+            yield Made(text, "sum", made)
 
 
 def _loose(kind: str) -> str:

@@ -35,11 +35,11 @@ class Named:
 
 _WORDS = re.compile(rf"\b(?:{'|'.join(DIGITS)})\b", re.IGNORECASE)
 # A figure, what may stand between its key and it, and where its key begins.
-_VALUE = re.compile(rf"(?<![\w.])(?<!\d[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
+_VALUE = re.compile(rf"(?<![\w.])(?<!\w[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
 _SIGN = re.compile(r"(?:\s*[:=]+>?\s*[(\[]?|\s*\.{3,}\s*|\s+)$")
 _BEGIN = re.compile(r"[,;|{}\"'\]]|\s{2,}|[:=] |: ")
 _WORKED_OUT = re.compile(rf"^\W*(?P<key>[A-Za-z][\w ]*?)(?:\s{{2,}}|\s*:\s)[^=]*\d[^=]*= ?(?P<v>{NUMBER})[^=]*$")
-_BRACKETS = re.compile(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))")
+_BRACKETS = re.compile(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))|\{[^{}]*\}(?= \d)")
 # Nsight Compute's and other columns: name, unit, value.
 _COLUMNS = re.compile(rf"^\s*(?P<key>\S.*?)\s{{2,}}(?P<unit>%|[#A-Za-z][\w/]*)\s{{2,}}(?P<v>{NUMBER})\s*$")
 _NCU = {"cycle": ("cycles", 1.0), "%": ("percent", 0.01)}
@@ -187,6 +187,11 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
                 if ":" in digits:
                     parts = [float(x) for x in digits.split(":")]
                     yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
+                    continue
+                if "n" not in of.kinds.split():
+                    unit = match_unit(text[m.end() :].lstrip())
+                    value = printed(digits) * (unit[0].low if unit else 1.0)
+                    yield from [Named("", of.kinds, value, digits, row.line, row)] if unit else []
                     continue
                 scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
                 near = (

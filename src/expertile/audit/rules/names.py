@@ -23,6 +23,10 @@ _MEAN = r"(?:mean|average|avg)"
 _SIZE = r"(?: size| degree| world size)?"
 _BATCH = r"(?:train )?batch(?: size)?"
 _PARALLEL = r"(?: model)? parallel(?:ism)?"
+_RUN = r"(?:iter(?:ation)?|launche?|call|sweep|repeat|run|(?:time ?)?step)"
+_ACCURACY = r"(?: acc(?:uracy)?)?"
+_REQUESTS = r"(?: (?:req|requests)/s| rps| qps)?"
+_ERROR = r"(?: err(?:or)?| diff)?"
 NAMES = {
     # how a model is trained
     "tp": Name("n", rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
@@ -102,7 +106,7 @@ NAMES = {
     "layers_bytes": Name("bytes", r"layers"),
     "weight_bytes": Name("B/param", r"bits (?:/|per) ?weight|bpw"),
     "compression": Name("ratio", r"(?:compression )?(?:ratio|compression)(?: vs| over| to)? (?:fp16|bf16)"),
-    "eta": Name("time", "(?!)", r"\bETA:? (\d+:\d\d:\d\d)\b"),
+    "eta": Name("time", "(?!)", r"(?i)\b(?:eta|remaining|left)[ :=]+(\d+:\d\d:\d\d)\b"),
     "step_now": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? (\d+) ?/ ?\d+"),
     "last_step": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? \d+ ?/ ?(\d+)"),
     "step_seconds": Name("s_per_item", r"step time|time per step", r"/ ?(?:step|it)"),
@@ -190,12 +194,10 @@ NAMES = {
     "max_reserved": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?reserved(?: memory)?"),
     "allocated": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?allocated(?: memory)?"),
     "reserved": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?reserved(?: memory)?"),
-    "count": Name("n", r"(?:num(?:ber of)? )?(?:iterations|iters|launches|repeats|runs)"),
-    "each": Name(
-        "time s_per_item",
-        rf"{_MEAN}(?: time)? per (?:iteration|launch|run|iter)|{_MEAN} time|time per (?:iteration|launch)",
-    ),
-    "whole": Name("time", r"(?:loop )?total(?: time)?|total loop time"),
+    "count": Name("n", rf"(?:num(?:ber of)? )?{_RUN}s"),
+    "each": Name("time s_per_item", rf"{_MEAN}(?: time)? per {_RUN}|{_MEAN} time|(?:time|[mun]?s) per {_RUN}"),
+    "whole": Name("time", r"total(?: time)?|total \w+ time"),
+    "loop": Name("time", r"(?:total )?loop(?: total)?(?: time)?"),
     "wavefronts": Name("n", r"(?:shared )?(?:load |store )?wavefronts"),
     "requests": Name("n", r"(?:shared )?(?:load |store )?requests"),
     "conflicts": Name("n", "(?!)", r"(\d+(?:\.\d+)?)-way bank conflict"),
@@ -265,10 +267,38 @@ NAMES = {
     "iops": Name("n params items", r"(?:read |write )?iops"),
     "block_bytes": Name("bytes n params", r"bs|block size"),
     "io_bandwidth": Name("bandwidth", r"(?:read |write )?bw"),
-    "sample_rate": Name("items_per_s", r"samples/s|samples per s(?:ec)?|images/s|img/s"),
+    "sample_rate": Name("items_per_s", r"samples/s|samples per s(?:ec(?:ond)?)?|images/s|img/s"),
+    "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
+    "batch": Name("n", rf"^(?:total |global )?{_BATCH}"),
     "sample_bytes": Name("bytes B/item", r"bytes per sample|sample bytes", r"(?i)per (?:sample|image)|each"),
     "read_rate": Name("bandwidth", r"read gb/s|read (?:rate|bandwidth)|(?:gb|mb)/s"),
     "km": Name("n", r"(?:distance )?km|distance"),
+    # parts of a whole, deviations
+    "hits": Name("n", r"hits(?: total)?"),
+    "misses": Name("n", r"misses(?: total)?"),
+    "lookups": Name("n", r"(?:lookups|queries|accesses)(?: total)?"),
+    "asked": Name("n", r"requests(?: total)?"),
+    "hit_share": Name("n percent", r"(?<!byte )hit (?:rate|ratio|share|fraction)", most=1.0),
+    "miss_share": Name("n percent", r"miss (?:rate|ratio|share|fraction)", most=1.0),
+    "accepted": Name("n", r"accepted(?: draft)?(?: tokens)?"),
+    "proposed": Name("n", r"(?:drafted|proposed|draft)(?: tokens)?"),
+    "passed": Name("n", r"passed|succeeded|successful"),
+    "failed": Name("n", r"failed|failures"),
+    "pass_share": Name("n percent", r"(?:pass|success) (?:rate|ratio|share)", most=1.0),
+    "top_1": Name("n percent", rf"(?:top ?|(?:pass|recall|acc|hits?)@)1{_ACCURACY}"),
+    "top_5": Name("n percent", rf"(?:top ?|(?:pass|recall|acc|hits?)@)(?:5|10){_ACCURACY}"),
+    "goodput": Name("items_per_s n", rf"(?:request )?goodput{_REQUESTS}"),
+    "served": Name("items_per_s n", rf"(?:completed|achieved|served|(?:request )?throughput){_REQUESTS}"),
+    "measured": Name("rate bandwidth", r"measured|achieved|actual|observed"),
+    "roof": Name("rate bandwidth", r"roof(?:line)?|ceiling|bound|attainable"),
+    "weights": Name("bytes", r"(?:model )?weights?"),
+    "peak_bytes": Name("bytes", r"(?:peak|total)(?: memory| mem| vram)?"),
+    "mean_error": Name("n", rf"(?:mae|mean abs(?:olute)?){_ERROR}"),
+    "square_error": Name("n", r"rmse|(?:rms|root mean square) err(?:or)?"),
+    "most_error": Name("n", rf"(?<!tolerance )(?:max abs(?:olute)?|linf){_ERROR}"),
+    "half_width": Name("time", "(?!)", r"95 ?%[^±]*± ?(\d+(?:\.\d+)?)"),
+    "deviation": Name("time", r"standard deviation|std(?:dev)?|sd"),
+    "samples": Name("n", r"n|(?:num(?:ber of)? )?(?:samples|runs|repeats|launches)"),
     "rtt": Name("time", r"(?:min )?rtt|ping|round trip"),
     "hardware_threads": Name("n", r"threads|cores", rf"{_N} (?:hardware )?threads\b"),
     "real": Name("time", r"real"),

@@ -27,7 +27,7 @@ _PARTS = {
     "L2": r"\bl2\b",
     "on-chip memory": r"\bl1\b|shared mem|smem|sram|register",
     "NVLink": r"nvlink|nvswitch|device_to_device|gpu\(row\) ?<?->? ?gpu|\bp2p\b|\bpeer (?:cop|memc)",
-    "PCIe": r"pci[- ]?e|\bgen ?[3-6] ?x\d",
+    "PCIe": r"pci[- ]?e|lnksta|\bgen ?[3-6] ?x\d",
     "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|\broce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
     r"connectx|^\W*speed: |[gm]bits?/s|\bib_(?:write|read|send)_",
     "xGMI": r"xgmi|infinity fabric",
@@ -51,6 +51,8 @@ _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(
     r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?"
 )
+_LSPCI = re.compile(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
+_SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}  # GT/s of each generation
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _NIC = re.compile(r"(?i)(?:connectx|bluefield)[\w-]* (?:ports? )?(?:(?:at|of|with) )?$")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
@@ -102,7 +104,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
-    copied = _part(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else ""
+    whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else set()
+    copied = "PCIe" if "PCIe" in whole and "NVLink" not in whole else _part(row.report.text) if whole else ""
     carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
     linked = _part(row.text) if carried else ""
     part = _part(own) or linked or _part(f"{row.lead} {row.headings}") or copied or "memory"
@@ -237,7 +240,8 @@ def _bus(row: Row) -> Iterator[Finding]:
 
 def _link(text: str, row: Row) -> _Limit | None:
     """The one link that a text names, and its bytes/s in both directions together."""
-    pcie, nvlink = {(m["g"], m["n"]) for m in _PCIE.finditer(text)}, re.search(rf"(?i){_PARTS['NVLink']}", text)
+    pcie = {(m["g"], m["n"]) for m in _PCIE.finditer(text)} | {(_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(text)}
+    nvlink = re.search(rf"(?i){_PARTS['NVLink']}", text)
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()
         both = 2 * PCIE_LANES[generation] * int(lanes or 16)

@@ -154,7 +154,7 @@ FORMULAS = (
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
-    Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="row"),
+    Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="block"),
     Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),
     Formula("occupancy", "resident_blocks <= floor(warps_per_sm * 32 / block_threads)", reach="row"),
     Formula("waves", "waves = grid / (sms * min(limit_registers, limit_smem, limit_warps))", slack=0.02, reach="block"),
@@ -176,9 +176,30 @@ FORMULAS = (
     Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=NEVER, slack=0.03),
     Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=NEVER, slack=0.05, reach="block"),
     Formula("bytes in flight", "in_flight = latency * bandwidth", sure=NEVER, slack=0.05, reach="block"),
+    # Parts are no more than the whole, nor a mean more than its root mean square, nor that more than the greatest.
+    Formula("ratio", "hit_share = hits / (hits + misses) | hits / lookups", reach="block"),
+    Formula("ratio", "hit_share = hits / lookups | hits / (hits + misses)", reach="block"),
+    Formula(
+        "ratio",
+        "hit_share = hits / asked if hits < asked else hit_share | hits / (hits + misses)",
+        sure=NEVER,
+        reach="block",
+    ),
+    Formula("ratio", "miss_share = misses / (hits + misses) | misses / lookups", reach="block"),
+    Formula("ratio", "acceptance = accepted / proposed", reach="block"),
+    Formula("ratio", "pass_share = passed / (passed + failed)", reach="block"),
+    Formula("order", "top_1 <= top_5", reach="block"),
+    Formula("order", "goodput <= served", reach="row"),
+    Formula("order", "measured <= roof", sure=NEVER, slack=0.02, reach="row"),
+    Formula("order", "weights <= peak_bytes", sure=NEVER, slack=0, reach="row"),
+    Formula("order", "mean_error <= square_error", reach="block"),
+    Formula("order", "square_error <= most_error", reach="block"),
+    Formula("order", "mean_error <= most_error", reach="block"),
+    Formula("order", "half_width = 1.96 * deviation / samples ** 0.5", slack=0.6, reach="block"),
     Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
-    Formula("total", "whole = count * each", sure=NEVER, slack=0.03, reach="block", unless="warm"),
+    Formula("total", "loop = count * each", slack=0.05, reach="block", unless="warm"),
+    Formula("total", "whole = count * each", sure=NEVER, slack=0.05, reach="block", unless="warm"),
     # Figures that count something, and what they make.
     Formula(
         "concurrency",
@@ -218,6 +239,11 @@ FORMULAS = (
     ),
     # Input and output; hosts.
     Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
+    Formula(
+        "throughput",
+        "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum",
+        sure=NEVER,
+    ),
     Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
     Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),
     Formula("processors", "user <= hardware_threads * real", sure=NEVER, slack=0.03),

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from expertile.audit.facts import DIGITS, facts
-from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.facts import DIGITS, NUMBERS, facts
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
@@ -16,7 +16,7 @@ from expertile.audit.rules.hardware import SHARE, end_before, gpu_counts, on_she
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
 from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near, words_of
-from expertile.audit.rules.totals import MEAN, may_come_to, weighted
+from expertile.audit.rules.totals import MEAN, ON_AVERAGE, may_come_to, weighted
 from expertile.audit.units import RATES, TIMES, TYPED
 
 _BEST = re.compile(
@@ -31,6 +31,9 @@ _CALLS = re.compile(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
 _SO = re.compile(r"(?i)\d(?: times| calls| launches| layers|-layer)\b.*(?:\b(?:so|thus|hence|which|i\.e|makes?)\b|=|→)")
+_OFF_TIME = re.compile(
+    r"(?i)^\W*(?:off|less|shorter|reduction (?:in|of)|lower)\b[^.;]*\b(?:time|latency|hours|duration)\b"
+)
 _KEPT = re.compile(
     rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
     r"(?:keeps?|retains?|leaves)\W+$"
@@ -42,6 +45,7 @@ _LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickes
 _MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
 _SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
+_ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
 _OVER = re.compile(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b")
 
 
@@ -52,24 +56,28 @@ def retold(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         yield from _direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
-        if row.line in in_tables or earlier or IF.match(row.text) or APART.search(row.text):
+        if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
             continue
         above = [g for g in tables if min(abs(r.line - row.line) for r in g.rows) < 40]
         long = [g for g in above if len(g.body) > 2]
-        near = [g for g in above if g.drawn] or above * any(not q.exact for q in row.of("ratio"))
+        bound = any(not q.exact for q in row.of("ratio"))
+        near = [g for g in above if g.drawn] or [g for g in above if bound or _named(g, row, row.text)]
         below = [g for g in near if row.block in report.sections[g.block]]  # of a heading
+        yield from _slips(row, near)
+        if earlier:
+            continue
         yield from _called(row, above)
         yield from headlines.said(row, long)
         yield from _of_peak(row, above)
         for q in (q for q in row.quantities if q.value.mid):
             yield from _kept(row, q, above)
-            if long and q.exact and q.text[0] not in "+-−":
-                yield from _summary(row, q, long)
+            if q.exact and q.text[0] not in "+-−":
+                yield from _summary(row, q, above)
                 yield from _extreme(row, q, long)
             if near and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
-                if q.kind in ("ratio", "percent") and (near[0].drawn or not q.exact):
+                if q.kind in ("ratio", "percent"):
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in below or near], bool(below))
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
                     rows = [r for _, rows in named for r in rows if len(named) == 1]
@@ -115,7 +123,7 @@ def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
 
 
 def _of_peak(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "92 % of the memory's peak" beside a table that has no row with such a share of any peak."""
+    """ "92 % of the memory's peak" beside a table that has no row with such share of any peak."""
     q = row.only("percent") if not row.of(*RATES) else None
     kind = "bandwidth" if q and re.search(r"hbm|dram|memory|bandwidth", q.words) else "rate"
     cells = [x for g in grids if g.drawn for c in g.columns(kind) for r in g.body if (x := r.figure(c, kind))]
@@ -145,6 +153,20 @@ def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
             yield finding(QUESTION, "retold", message, q, lines=(rows[0].line, more[0].line))
 
 
+def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "338 ms" of a row that has 338.0 µs."""
+    for q in row.of(*TYPED):
+        cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c)]
+        held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
+        held = cells if len(cells) < 9 and not held else held
+        slip = next(
+            (c for c in held for k in (1e3, 1e-3) if (c.value * k).meets(q.value) and c.value.width < 0.02), None
+        )
+        if slip and q.exact and q.value.width < 0.02 and not any(c.value.meets(q.value, 0.015) for c in cells):
+            message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
+            yield finding(QUESTION, "unit", message, q, slip)
+
+
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row], heading: bool) -> Iterator[Finding]:
     """A figure that the named row has otherwise, or that is more than any row's."""
     held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
@@ -157,11 +179,7 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     most = max(cells, key=lambda c: c.value.hi, default=q)
     top = most.value.hi * (max(gpu_counts(row)) if most.per_device and not q.per_device else 1.0)
     same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
-    slip = next((c for c in held for k in (1e3, 1e-3) if (c.value * k).meets(q.value) and q.value.width < 0.02), None)
-    if slip and not same:
-        message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
-        yield finding(QUESTION, "retold", message, q, slip)
-    elif not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
+    if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)
     elif q.kind not in RATES or len(cells) < 3 or not (heading or _BEST.search(words_near(row, q, 48, 24))):
@@ -187,6 +205,8 @@ def _of_tables(
         return
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
+    off_time = _OFF_TIME.match(row.text[q.end :])  # of 1.6 times the rate 60 % are no saving of time
+    typed = [*TIMES] if off_time else typed
     text = f" {' '.join(words_of(row.clause(q)))} "
     made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed, text, heading)]
     # Of one problem there may be a table for each format.
@@ -194,7 +214,8 @@ def _of_tables(
         pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]
         made += [max(x, 1 / x) for a, b in pairs if mid(a) and mid(b) for x in (mid(a) / mid(b),)]
     # Its own figures, and others of the text, may be compared with the rows and with each other.
-    near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30]
+    of_table = {r.line for g, _ in held for r in g.rows}
+    near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30 and r.line not in of_table]
     for k in typed if q.exact else ():
         told = [x for r in near for x in r.of(k) if mid(x) and not on_sheet(r, x)]
         cells = [c for _, rows in held for r in rows for c in r.of(k) if mid(c)]
@@ -203,7 +224,7 @@ def _of_tables(
             return
     bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
-    change = change_of(row, q, True, 40)
+    change = "loss" if off_time else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
     beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
@@ -224,6 +245,8 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     text, found = f" {' '.join(words_of(clause))} ", []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
+        head = "" if grid.drawn else r.text[: r.quantities[0].start].lower()
+        cells = cells if grid.drawn else (head, head.split()[0] if head.split() else "")
         names = [" ".join(words_of(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
         found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
     # "ours" within "ours fp8" names no row.
@@ -279,7 +302,7 @@ def _direction(row: Row) -> Iterator[Finding]:
 
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:
     columns = [(g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind)]
-    return [(g, held) for g, held in columns if len(held) > 2]
+    return [(g, held) for g, held in columns if len(held) > 2 or _whole(g)]
 
 
 def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
@@ -288,6 +311,7 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     if _LEFT_OUT.search(row.text) or re.match(r", ?(?:and )?\d", row.text[q.end :]):
         return  # of some rows; one of a list
     mean = MEAN.search(row.text[past : q.start][-60:].replace("_", " ")) and _OVER.search(row.text)
+    mean = mean or ON_AVERAGE.match(row.text, q.end)
     total = not mean and q.kind in ("time", "bytes", "money", "energy")
     if total:
         total = bool(_WHOLE.search(f"{q.label[-40:]}|{row.text[q.end : q.end + 16]}"))
@@ -300,15 +324,23 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         columns = [c for c, head in zip(columns, heads, strict=True) if head <= text and _whole(c[0])]
     if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
         return
-    made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total)]
+    geo = bool(mean) and "geo" in row.text[past : q.start].lower()
+    made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total, geo)]
     for g, held in columns if mean else ():
-        made += [(m, held) for m in weighted(g.body, held)]
+        by_shares = [(m, held) for m in weighted(g.body, held)]
+        plain = re.search(r"(?i)\b(?:plain|simple|arithmetic|un-?weighted)\b", row.text)
+        made = by_shares if by_shares and _whole(g) and not plain else [*made, *by_shares]
     m, held = min(made, key=lambda each: abs(each[0].mid / q.value.mid - 1))
     least = max(x.value.mid for x in held) if total else 0.0
     if 0.6 < m.mid / q.value.mid < 1.8 and q.value.mid > least and not any(q.value.meets(x, 0.013) for x, _ in made):
         name = f"the {'sum' if total else 'mean'} of lines {held[0].line}–{held[-1].line}"
-        message = f"{name} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}: which rows does it count?"
-        yield finding(QUESTION, "total", message, q, lines=tuple(x.line for x in held))
+        message = f"{name} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}"
+        # A geometric mean of so many rows as there are can be nothing else.
+        counts = {float(NUMBERS.get(w.lower(), w)) for w in re.findall(_ROWS, row.text)} if geo else set()
+        other = q.value.lo > max(map(mid, held)) or q.value.meets(sum(map(mid, held)) / len(held))
+        sure = len(held) in counts and other
+        ask = "" if sure else ": which rows does it count?"
+        yield finding(INCONSISTENT if sure else QUESTION, "total", message + ask, q, lines=tuple(x.line for x in held))
 
 
 def _whole(grid: Grid) -> bool:

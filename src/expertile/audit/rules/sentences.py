@@ -1,16 +1,18 @@
 """Sentences and lines against the figures beside them: reductions, gains on top of each other, what was saved, what is
-left of a count, totals, parts of a range, so much per thing."""
+left of a count, parts of a range, another unit, so many of so much each."""
 
 import itertools
 import math
 import re
 from collections.abc import Iterator
 
+from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.records import series, sheets
 from expertile.audit.report import Report, Row
-from expertile.audit.units import unit_of_name
+from expertile.audit.units import product, unit_of_name
 
 _N = r"(?P<n>\d{3,4}(?:\.\d+)?) ?(?:%|percent)"
 _REDUCED = re.compile(
@@ -30,32 +32,49 @@ _SAVED = re.compile(
     r"(?: of| us| about| another| roughly)?\W*$"
 )
 _MADE = re.compile(
-    r"(?i)(?<![\d.,])(\d[\d,]*) ([a-z]{4,}s) (?:were |was )?(?:generated|enumerated|in the search space|"
-    r"in total|found|created)\b"
+    r"(?i)(?<![\d.,])(\d[\d,]*) ([a-z]{4,}s) (?:were |was )?(?:generated|enumerated|in the search space|in total|found|"
+    r"created)\b"
 )
-_GONE = re.compile(
-    r"(?i)(?<![\d.,])(\d[\d,]*) (?:[a-z]+ )?(?:were |was )?(?:rejected|pruned|failed|dropped|skipped|removed|"
-    r"filtered|discarded|invalid|timed out)\b"
+_SENT = re.compile(r"(?i)\b(?:collected|submitted|sent|total(?: of)?|ran|issued|scheduled)\W+(\d[\d,]*)\b")
+_PARTS = re.compile(
+    r"(?i)(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+) (?:[a-z]+ )?(?:were |was )?(passed|failed|skipped|errors?|xfailed|"
+    r"xpassed|succeeded|completed|rejected|timed out|cancelled|pruned|dropped|removed|filtered|discarded|invalid)\b"
 )
 _LEFT = re.compile(
     r"(?i)\b(?:timed|measured|benchmarked|kept|remaining:?|left:?|ran|evaluated) (\d[\d,]*) ([a-z]{4,}s)\b"
 )
+_MORE = re.compile(r"(?i)deselected|rerun|warn|/ \d")
 _INSIDE = re.compile(r"(?i)\b(?:inside|within|part) (?:of )?(?:the )?[\"'`]?(?P<name>[\w:.-]{4,})")
-_OF_COUNT = re.compile(
-    r"(?i)(?:(?<![\d.,])(?P<whole>\d[\d,]*) [a-z]+: (?P<part>\d[\d,]*) [a-z]+,? (?:i\.e\.|that is|or|which is|"
-    r"=) (?:about )?)$"
-)
 _COUNT = re.compile(
     r"(?i)(?<![\d.,])(\d{1,3}(?:,\d{3})+|\d{2,}) (?:[a-z]+ )?(kernels|launches|calls|iterations|steps|requests|"
     r"batches|tokens)\b"
 )
+_SAME = re.compile(
+    r"(?i)^[\s,;(~≈]*(?:per \w+)?[\s,]*(?:=|i\.e\.,?|that is|which (?:is|makes|gives)|or|in other words,?"
+    r"|equal to|thus)[\s~≈(]*$|^ ?\([~≈]?$"
+)
+# What is off where a unit was mistaken: bits for bytes, a binary prefix for a decimal one, the wrong way round.
+_STEPS = [8.0, 1000.0, 1e6, *(1.024**k for k in (2, 3, 4, 6, 8)), 1024.0]
+_BITS = re.compile(r"\d ?[KMGT](?:b|bit)(?:/s|ps|it)?\b")
+_BINARY = re.compile(r"\d ?[KMGT]iB\b")
+# Two figures of which the report states the quotient elsewhere: what it lasted, cost, moved.
+_PARTNERS = {("time", "tokens"): ("tokens_per_s", 1e8, 600.0), ("time", "energy"): ("power", 0.0, 60.0)}
+_SPEAKS = re.compile(
+    r"(?i)\b(?:at (?:this|that|the)|project\w*|takes?|took|lasts?|need\w*|draws?|drew|us(?:es|ed)|consum\w*|"
+    r"costs?|for the (?:full|whole)|busy|in (?:all|total)|so|hence|thus)\b"
+)
+_OTHER = re.compile(r"(?i)\b(?:idle|host|cooling|pue|saved?|budget|limit of|earlier|previous|paper|others?)\b")
+_STAGE = r"(?:a|per|each|every)[ -](?P<noun>[a-z]{3,})"
+_MANY = re.compile(rf"(?i)\b(?P<n>\d{{1,5}}|{'|'.join(NUMBERS)}) (?P<noun>[a-z]{{3,}})s\b")
+_SO = re.compile(
+    r"(?i)\b(?:so|hence|thus|therefore|i\.e|that (?:is|makes)|which (?:is|makes)|makes?|takes?|occup\w+)\b|="
+)
 
 
 def sentences(report: Report) -> Iterator[Finding]:
+    """Reductions, stacked gains, what was saved, what is left, parts of a range, so much per thing."""
     for row in report.lines_of_text:
         yield from _reduced(row)
-        yield from _less(row)
-        yield from _share_of(row)
     yield from _stacked(report)
     yield from _saved(report)
     yield from _remaining(report)
@@ -77,83 +96,35 @@ def _reduced(row: Row) -> Iterator[Finding]:
 
 def _stacked(report: Report) -> Iterator[Finding]:
     """Gains that multiply, and what they are said to come to."""
-    if not _STACKED.search(report.text):
-        return
     for _, rows in itertools.groupby(report.lines_of_text, lambda r: report.sections[r.block]):
-        held = [q for row in rows for q in ((row, q) for q in row.of("ratio") if q.exact and q.value.mid)]
+        held = [(row, q) for row in rows for q in row.of("ratio") if q.exact and q.value.mid]
         last = next((i for i, (row, q) in enumerate(held) if i > 2 and _ALL.search(row.text[: q.start])), 0)
-        parts = [q for _, q in held[:last]]
-        if 3 <= len(parts) <= 9:
-            q, made = held[last][1], math.prod(p.value.mid for p in parts)
-            some = [
-                math.prod(p.value.mid for p in c)
-                for k in range(2, len(parts))
-                for c in itertools.combinations(parts, k)
-            ]
-            if not any(q.value.meets(x, 0.025) for x in (made, *some)) and 0.3 < q.value.mid / made < 3:
-                text = " × ".join(p.text for p in parts)
-                yield finding(
-                    QUESTION, "product", f"{text} is {made:.3g}x, not {q.text}: of which steps is it?", q, *parts
-                )
+        parts = [q for _, q in held[:last]] if _STACKED.search(report.text) else []
+        some = [c for k in range(2, len(parts) + 1) for c in itertools.combinations(parts, k)] if last < 10 else []
+        products = [math.prod(p.value.mid for p in c) for c in some]
+        q, made = held[last][1] if held else None, products[-1] if products else 0.0
+        if q and made and not any(q.value.meets(x, 0.025) for x in products) and 0.3 < q.value.mid / made < 3:
+            message = f"{' × '.join(p.text for p in parts)} is {made:.3g}x, not {q.text}: of which steps is it?"
+            yield finding(QUESTION, "product", message, q, *parts)
 
 
 def _saved(report: Report) -> Iterator[Finding]:
     """ "6.07 ms, so we gain 2.48 ms" of the time before: it asks."""
     lines = report.lines_of_text
     for i, row in enumerate(lines):
-        for q in (
-            q
-            for q in row.of("time", "s_per_item", "bytes", "money", "energy")
-            if q.exact and _SAVED.search(row.text[max(0, q.start - 40) : q.start])
-        ):
+        for q in row.of("time", "s_per_item", "bytes", "money", "energy"):
+            before = row.text[: q.start]
+            if not q.exact or not _SAVED.search(before[-40:]) or re.search(r"(?i)\b(?:per|each|every)\b", before):
+                continue
             kinds = ("time", "s_per_item") if q.kind in ("time", "s_per_item") else (q.kind,)
             own = [x for x in row.of(*kinds) if x.end <= q.start and x.exact]
             near = [x for r in lines[max(0, i - 6) : i] if row.line - r.line < 9 for x in r.of(*kinds) if x.exact]
-            if (
-                len(own) != 1
-                or not 1 <= len(near) <= 3
-                or re.search(r"(?i)\b(?:per|each|every)\b", row.text[: q.start])
-            ):
-                continue
             pairs = itertools.combinations([*near, *own], 2)
-            if not any(_difference(q, x, y) for x, y in pairs) and q.value.mid < max(x.value.mid for x in near):
-                x = near[-1]
-                made = si(abs(x.value.mid - own[0].value.mid), UNIT_OF.get(q.kind, ""))
-                yield finding(
-                    QUESTION,
-                    "difference",
-                    f"{x.text} less {own[0].text} is {made}, not {q.text}: of which two is it?",
-                    q,
-                    x,
-                    own[0],
-                )
-
-
-def _less(row: Row) -> Iterator[Finding]:
-    """ "120 ms and 95 ms, i.e. 35 ms less": of a sentence's only three figures."""
-    for kind in ("time", "bytes", "power", "energy"):
-        held = [q for q in row.of(kind) if q.exact and q.value.mid]
-        q = held[-1] if len(held) == 3 and len(row.of(kind)) == 3 else None
-        said = q and re.match(r"\W*(?:less|more|faster|slower|longer|shorter)\b(?! than)", row.text[q.end :])
-        hence = q and re.search(r"(?i)\b(?:i\.e\.|that is|which is|so)\W*$", row.text[held[1].end : q.start])
-        if q and said and hence and not _difference(q, held[0], held[1]):
-            made = si(abs(held[0].value.mid - held[1].value.mid), UNIT_OF.get(kind, ""))
-            message = f"{held[0].text} and {held[1].text} differ by {made}, not {q.text}"
-            yield finding(INCONSISTENT, "difference", message, q, held[0], held[1])
-
-
-def _share_of(row: Row) -> Iterator[Finding]:
-    """ "500 problems: 431 correct, i.e. 88.2 %": of a sentence's only two counts it asks."""
-    shares, m = (
-        [q for q in row.of("percent") if q.exact],
-        _OF_COUNT.search(row.text[: next((q.start for q in row.of("percent")), 0)]),
-    )
-    if m and len(shares) == 1 and m.end() == shares[0].start:
-        whole, part = (float(m[g].replace(",", "")) for g in ("whole", "part"))
-        forms = (part / whole, 1 - part / whole) if part < whole else ()
-        if forms and not any(shares[0].value.meets(x, 0.006) for x in forms):
-            message = f"{m['part']} of {m['whole']} are {100 * forms[0]:.3g} %, not {shares[0].text}: of what is it?"
-            yield finding(QUESTION, "ratio", message, shares[0])
+            one = len(own) == 1 <= len(near) <= 3 and q.value.mid < max(x.value.mid for x in near)
+            if one and not any(_difference(q, x, y) for x, y in pairs):
+                made = si(abs(near[-1].value.mid - own[0].value.mid), UNIT_OF.get(q.kind, ""))
+                message = f"{near[-1].text} less {own[0].text} is {made}, not {q.text}: of which two is it?"
+                yield finding(QUESTION, "difference", message, q, near[-1], own[0])
 
 
 def _difference(q: Quantity, x: Quantity, y: Quantity) -> bool:
@@ -162,74 +133,173 @@ def _difference(q: Quantity, x: Quantity, y: Quantity) -> bool:
 
 
 def _remaining(report: Report) -> Iterator[Finding]:
-    """So many generated, so many rejected and failed, and those that were timed."""
-    made, gone = list[tuple[int, float, str]](), list[tuple[int, float]]()
+    """So many jobs, tests or variants in all, those that failed or went, and those that are left."""
+    whole, gone = (0, 0.0, ""), list[tuple[int, float]]()
     for number, line in enumerate(report.lines, 1):
-        if m := _MADE.search(line):
-            made, gone = [(number, float(m[1].replace(",", "")), m[2].lower())], []
-        elif made and (m := _GONE.search(line)):
-            gone.append((number, float(m[1].replace(",", ""))))
-        elif made and gone and (m := _LEFT.search(line)) and m[2].lower() == made[0][2]:
-            n, (at, all_of, noun) = float(m[1].replace(",", "")), made[0]
-            some = [sum(x for _, x in c) for k in range(len(gone) + 1) for c in itertools.combinations(gone, k)]
-            if len(gone) < 6 and not any(n == all_of - x for x in some):
-                text = " − ".join(f"{x:.0f}" for x in (all_of, *(x for _, x in gone)))
-                message = f"{text} is {all_of - sum(x for _, x in gone):.0f} {noun}, not {m[1]}: were others left out?"
-                yield Finding(QUESTION, "total", number, m[1], message, (at, *(x for x, _ in gone)))
-            made = []
+        m = _MADE.search(line) or (None if whole[0] else _SENT.search(line))
+        if m:
+            whole, gone = (number, float(m[1].replace(",", "")), "".join(m.groups()[1:]).lower()), []
+        parts = [(float(n.replace(",", "")), word) for n, word in _PARTS.findall(line)]
+        left = _LEFT.search(line) if gone and not m else None
+        several = len({word for _, word in parts}) == len(parts) > 1
+        gone = [*(gone if not several else []), *((number, n) for n, _ in parts)]
+        if not whole[0] or not (several or (left and left[2].lower() == whole[2])):
+            continue
+        n, of = float(left[1].replace(",", "")) if left else 0.0, len(gone)
+        sizes = range(of + 1) if left and of < 6 else [of]
+        sums = [n + sum(x for _, x in c) for k in sizes for c in itertools.combinations(gone, k)]
+        if whole[1] not in sums and 0.3 < sums[-1] / whole[1] < 3 and not _MORE.search(line):
+            text = " + ".join(f"{x:,.0f}" for x in (*[n] * bool(left), *(x for _, x in gone)))
+            message = f"{text} is {sums[-1]:,.0f}, not {whole[1]:,.0f}: are there others?"
+            quote = left[1] if left else f"{parts[0][0]:.0f}"
+            yield Finding(QUESTION, "total", number, quote, message, (whole[0], *(at for at, _ in gone)))
+        whole = (0, 0.0, "")
 
 
 def _inside(report: Report) -> Iterator[Finding]:
     """A part of a range that is longer than the range."""
-    tables = sheets(report)
+    cells = [(key, f) for t in sheets(report) for key, row in zip(t.keys, t.rows, strict=True) for f in row.values()]
+    serial = re.search(r"single stream|one stream|serial|sequential", report.text)
     for s in series(report):
         m, unit = _INSIDE.search(s.name), unit_of_name(s.name)
-        rows = [
-            f
-            for t in tables
-            for r, key in enumerate(t.keys)
-            if m and key == m["name"]
-            for f in t.rows[r].values()
-            if f.kind == "time"
-        ]
-        if (
-            len(rows) != 1
-            or not unit
-            or unit.kind != "time"
-            or s.table >= 0
-            or any(f.kind != "number" for f in s.figures)
-        ):
-            continue
-        for f in s.figures:
-            if (f.value - f.off) * unit.low > rows[0].value + rows[0].off:
-                message = f"{f.name}, {f.text}, is longer than {s.name.strip()[:40]}: {rows[0].text}"
-                serial = re.search(r"single stream|one stream|serial|sequential", report.text)
-                yield Finding(
-                    INCONSISTENT if serial else QUESTION, "order", f.line, f.text, message, (rows[0].line, f.line)
-                )
+        whole = [f for key, f in cells if m and key == m["name"] and f.kind == "time"]
+        bare = s.table < 0 and all(f.kind == "number" for f in s.figures)
+        for f in s.figures if len(whole) == 1 and bare and unit and unit.kind == "time" else ():
+            if unit and (f.value - f.off) * unit.low > whole[0].value + whole[0].off:
+                message = f"{f.name}, {f.text}, is longer than {s.name.strip()[:40]}: {whole[0].text}"
+                yield finding(INCONSISTENT if serial else QUESTION, "order", message, f, lines=(whole[0].line,))
 
 
 def _each(report: Report, rows: list[Row]) -> Iterator[Finding]:
     """Two times of a list and what they are for each of the things counted before it: it asks."""
     times = [q for r in rows for q in r.of("time") if q.exact]
-    each = [(r, q) for r in rows for q in r.of("s_per_item") if q.exact]
-    counts = {
-        float(m[1].replace(",", ""))
-        for r in report.lines_of_text
-        if 0 <= rows[0].block - r.block < 2
-        for m in _COUNT.finditer(r.text)
-    }
+    each = [q for r in rows for q in r.of("s_per_item") if q.exact]
+    before = [r.text for r in report.lines_of_text if 0 <= rows[0].block - r.block < 2]
+    counts = {float(m[1].replace(",", "")) for text in before for m in _COUNT.finditer(text)}
     if len(times) != 2 or len(each) < 2 or len(counts) != 1:
         return
-    (n,) = counts
-    made = [times[0].value.mid / n, times[1].value.mid / n, abs(times[0].value.mid - times[1].value.mid) / n]
-    odd = [q for _, q in each if not any(q.value.meets(x, 0.04) for x in made)]
-    if len(odd) == 1 and len(each) - 1 >= 1:
-        text = ", ".join(si(x, "s") for x in made)
-        yield finding(
-            QUESTION,
-            "difference",
-            f"the two times and their difference are {text} for each of {n:.0f}, not {odd[0].text}: of what is it?",
-            odd[0],
-            *times,
-        )
+    (n,), (a, b) = counts, (q.value.mid for q in times)
+    made = [a / n, b / n, abs(a - b) / n]
+    odd = [q for q in each if not any(q.value.meets(x, 0.04) for x in made)]
+    if len(odd) == 1:
+        all_of = f"the two times and their difference are {', '.join(si(x, 's') for x in made)} for each of {n:.0f}"
+        yield finding(QUESTION, "difference", f"{all_of}, not {odd[0].text}: of what is it?", odd[0], *times)
+
+
+def pairs(report: Report) -> Iterator[Finding]:
+    """Figures of which one follows from another: in another unit, at a rate stated elsewhere, so many of so much."""
+    for row in report.lines_of_text:
+        yield from _same(row)
+        yield from _partnered(row)
+    yield from _relabelled(report)
+    yield from _each_stage(report)
+    yield from _alike(report)
+
+
+def _same(row: Row) -> Iterator[Finding]:
+    """ "375.2 Gb/s, in other words 469 GB/s"."""
+    for a, b in itertools.pairwise(row.quantities):
+        between = row.text[a.end : b.start]
+        same = a.kind == b.kind and a.kind in ("bandwidth", "bytes", "time") and _SAME.search(between)
+        product = re.search(r"[×x*·/+−-] ?$", row.text[: a.start])  # "1000 batches x 261.4 ms = 261.4 s"
+        if same and a.exact and b.exact and not product:
+            yield from _converted(a, b, INCONSISTENT if "(" not in between else QUESTION)
+
+
+def _converted(a: Quantity, b: Quantity, verdict: str) -> Iterator[Finding]:
+    off = max(a.value.mid, 1e-30) / max(b.value.mid, 1e-30)
+    spelled = [bool(form.search(q.text)) for q in (a, b) for form in (_BITS, _BINARY)]
+    units = [re.sub(r"[\d.,\s]", "", q.text) for q in (a, b)]
+    if units[0] == units[1] or (a.value.meets(b.value, 0.004)) or not b.value.mid:
+        return
+    steps = [s for s in _STEPS if s > 1.2 or spelled[1] != spelled[3]] if spelled[:2] != spelled[2:] else _STEPS[1:3]
+    if any(abs(max(off, 1 / off) / s - 1) < 0.004 for s in steps if s > 1.04):
+        made = si(a.value.mid, UNIT_OF.get(a.kind, ""))
+        yield finding(verdict, "conversion", f"{a.text} is {made}, not {b.text}", b, a)
+
+
+def _relabelled(report: Report) -> Iterator[Finding]:
+    """ "raw 184.3 TB" above "raw as seen by OS 202.7 TiB": decimal and binary, the wrong way round."""
+    lines = [r for r in report.lines_of_text if len(r.of("bytes")) == 1]
+    for r, s in itertools.pairwise(lines):
+        (a,), (b,) = r.of("bytes"), s.of("bytes")
+        head = [re.match(r"\W*([a-z]+)", x.text.lower()) for x in (r, s)]
+        alike = head[0] and head[1] and head[0][1] == head[1][1] and r.block == s.block and s.line - r.line == 1
+        if alike and bool(_BINARY.search(a.text)) != bool(_BINARY.search(b.text)):
+            yield from _converted(a, b, QUESTION)
+
+
+def _partnered(row: Row) -> Iterator[Finding]:
+    """ "Flat out for 24 hours it draws 8.6 kWh" where no power of the report makes them."""
+    for (time, of), (kind, least, shortest) in _PARTNERS.items():
+        t, a = row.only(time), row.only(of)
+        a = a or (row.before.only(of) if row.before and of == "tokens" else None)
+        t = t or next((q for q in row.of(time)[:1] if re.search(r"(?i)\bover (?:the )?$", row.text[: q.start])), None)
+        others = [q for q in row.quantities if q.kind in (kind, "gpu*s")]
+        if not t or not a or others or a.value.mid < least or t.value.mid < shortest or not _SPEAKS.search(row.text):
+            continue
+        if _OTHER.search(row.text) or re.search(
+            r"(?i)per |/ ?\w", (row if a in row.quantities else row.before or row).text[a.end : a.end + 6]
+        ):
+            continue
+        every = [q for r in row.report.all_rows for q in r.of(kind) if q.exact and q.value.mid and not q.per_device]
+        counts = (1.0, *row.report.everything.of("gpus"))
+        made = [q.value * (t.value.mid * n) for q in every for n in counts]
+        low, high = (f((m.mid for m in made), default=0.0) for f in (min, max))
+        wide = len({q.text for q in every}) > 3 and kind != "power"  # a log's
+        near = min(made, key=lambda m: abs(math.log(m.mid / a.value.mid)), default=None)
+        if near is None or not 0.3 < near.mid / a.value.mid < 3.3 or any(m.meets(a.value, 0.012) for m in made):
+            continue
+        if not wide or not 0.97 * low < a.value.mid < 1.03 * high:
+            partner = every[made.index(near) // len(counts)]
+            message = f"{t.text} at {partner.text} make {_text(near, of)}, not {a.text}: of what is it?"
+            yield finding(QUESTION, "energy" if of == "energy" else "tokens/s", message, a, t, lines=(partner.line,))
+
+
+def _text(x: Interval, kind: str) -> str:
+    return f"{x.mid / 3.6e6:.3g} kWh" if kind == "energy" else f"{x.mid:.4g}"
+
+
+def _each_stage(report: Report) -> Iterator[Finding]:
+    """ "32 KB a stage. Five stages, so 80 KB"."""
+    each = [
+        (row, q, m["noun"].lower())
+        for row in report.lines_of_text
+        for q in row.of("bytes", "time", "energy", "power", "money", "s_per_item")
+        if q.exact and (m := re.match(rf"(?i)\W{{0,2}}{_STAGE}\b", row.text[q.end :]))
+    ]
+    for row in report.lines_of_text if each else ():
+        for m in _MANY.finditer(row.text):
+            of = [q for r, q, noun in each if noun == m["noun"].lower() and 0 <= row.line - r.line < 8]
+            kind = of[0].kind if of else ""
+            kinds = ("time", "s_per_item") if kind in ("time", "s_per_item") else (kind,)
+            said = [q for q in row.of(*kinds) if q.start > m.end() and q.exact and q not in of]
+            first = said[0] if len(of) == 1 and said and len({q.value.mid for q in of}) == 1 else None
+            between = row.text[m.end() : first.start] if first else ""
+            if not first or not _SO.search(between) or re.search(r"[.;]|\d", between):
+                continue
+            n = float(NUMBERS.get(m["n"].lower(), m["n"]))
+            made = of[0].value * n
+            own = re.match(rf"(?i)\W{{0,2}}{_STAGE}\b", row.text[first.end :])
+            ways = [made, made + of[0].value]
+            if n > 1 and not own and not any(first.value.meets(x, 0.03) for x in ways) and first.value.meets(made, 3.0):
+                all_of = f"{m[0]} of {of[0].text} each are {si(made.mid, UNIT_OF.get(first.kind, 's'))}"
+                yield finding(QUESTION, "each", f"{all_of}, not {first.text}: what does it count?", first, of[0])
+
+
+def _alike(report: Report) -> Iterator[Finding]:
+    """Lines that give the same two rates ("records/sec (77.5 MB/sec)"), of which one has another quotient."""
+    for _, some in itertools.groupby(report.lines_of_text, lambda r: r.block):
+        rows = [r for r in some if report.blocks[r.block].kind != "prose"]
+        for a, b in (("items_per_s", "bandwidth"), ("items_per_s", "tokens_per_s"), ("tokens_per_s", "bandwidth")):
+            held = [(x, y) for r in rows if (x := r.only(a)) and (y := r.only(b)) and product(b, a, -1)]
+            if not 3 <= len(held) < 60:
+                continue
+            each = [y.value / x.value for x, y in held]
+            middle = sorted(e.mid for e in each)[len(each) // 2]
+            odd = [i for i, e in enumerate(each) if not e.meets(middle, 0.01)]
+            if len(odd) == 1 and abs(each[odd[0]].mid / middle - 1) > 0.1:
+                x, y = held[odd[0]]
+                made = si(x.value.mid * middle, UNIT_OF[b])
+                message = f"{x.text} as on all other lines would be {made}, not {y.text}: is it of the same records?"
+                yield finding(QUESTION, "proportion", message, y, x)

@@ -37,9 +37,8 @@ def stated(report: Report) -> Iterator[Finding]:
         constants.setdefault(f.words, set()).add(f)
     lone = {k: next(iter(v)) for k, v in constants.items() if len({f.value for f in v}) == 1}
     known = {w for r in held for f in r.figures if "=" not in f.name for w in f.words}
-    for name in (
-        {n for _, m in stated for n in re.findall(_NAME, m["by"]) if not {*words(n)[:1]} & known} if held else ()
-    ):
+    unknown = {n for _, m in stated for n in re.findall(_NAME, m["by"]) if not {*words(n)[:1]} & known}
+    for name in unknown if held else ():
         # "The average load is 1,792"
         told = rf"(?i)\b{re.escape(name)}\b(?: [a-z]+){{0,2}} (?:is|was) (?P<n>{NUMBER})(?![\w.])"
         found = [(n, m) for n, line in enumerate(report.lines, 1) for m in re.finditer(told, line)]
@@ -49,9 +48,8 @@ def stated(report: Report) -> Iterator[Finding]:
     for number, m in stated:
         names = [words(t) or (t.lower(),) for t in re.findall(_NAME, m["by"])]
         if all({*n[:1]} & known for n in names):
-            yield from _kept(
-                m["of"], m["by"], number, [r for r in held if any({*n[:1]} & r.known for n in names)], lone
-            )
+            some = [r for r in held if any({*n[:1]} & r.known for n in names)]
+            yield from _kept(m["of"], m["by"], number, some, lone)
 
 
 def _like(record: Record, name: tuple[str, ...]) -> Named | None:

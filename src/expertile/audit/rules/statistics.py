@@ -1,70 +1,77 @@
-"""Figures of one record whose names say how they stand to each other.
-
-Least, mean, percentiles and greatest; deviations; a part and its whole; so many of so many and their share; so much per
-thing counted.
-"""
+"""The least, the mean, percentiles and the greatest of one record; and statistics by name ("Avg bus bandwidth",
+"geomean_speedup") against the lists and columns of that name, wherever these stand in the report."""
 
 import itertools
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+import statistics
+from collections.abc import Callable, Iterator
+from itertools import chain
 
-from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.records import Named, Record, records
+from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
+from expertile.audit.records import Named, Record, Series, arrays, digits, in_line, records, series, sheets, words
 from expertile.audit.report import Report
-from expertile.audit.units import RATES, TYPED, match_unit
+from expertile.audit.units import RATES
 
 _RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "max": 100.0, "maximum": 100.0}
 _MEANS, _STDS = ("mean", "avg", "average"), ("std", "stdev", "stddev", "sd", "sigma")
 _RATE_WORDS = {"throughput", "bandwidth", "tps", "qps", "rps", "speed"}
 _RATE_WORDS |= {"tflops", "gflops", "flops", "rate", "util", "fps"}
-_ERRORS = {"error", "err", "errors", "diff", "abs", "absolute"}
-_DEVIATIONS = ({"mae", "mean_abs"}, {"rmse"}, {"max_abs", "maxabs", "linf", "max"})
-# What counts a part of what: no such figure exceeds the other. Of memory, of accuracy, of requests, of occupancy.
-_NESTED = (
-    ("allocated", "reserved"),
-    ("top1", "top5"),
-    ("goodput", "completed"),
-    ("goodput", "throughput"),
-    ("achieved", "theoretical"),
+_OF: dict[str, tuple[Callable[[list[float]], float], ...]] = {
+    "mean": (statistics.fmean, statistics.harmonic_mean, statistics.geometric_mean),
+    "geomean": (statistics.geometric_mean,),
+    "median": (statistics.median,),
+    "min": (min,),
+    "max": (max,),
+    "best": (min, max),
+    "worst": (max, min),
+    "sum": (sum,),
+    "std": (statistics.stdev, statistics.pstdev),
+}
+_NAMES = {name: name for name in _OF} | {"avg": "mean", "average": "mean", "gmean": "geomean", "geometric": "geomean"}
+_NAMES |= {"minimum": "min", "maximum": "max", "stdev": "std", "stddev": "std", "total": "sum"}
+_NAMES |= {"fastest": "best", "slowest": "worst"}
+_MIDDLE = ("mean", "geomean", "median")
+_FILLER = {
+    "time",
+    "times",
+    "took",
+    "takes",
+    "of",
+    "the",
+    "all",
+    "over",
+    "value",
+    "runs",
+    "run",
+    "samples",
+    "latency",
+    "overall",
+    "result",
+}
+_PART = {"without", "excl", "excluding", "after", "warm", "warmup", "up", "steady", "first", "skipping", "ignoring"}
+_SOME = re.compile(
+    r"(?i)trim|outlier|selected|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weighted|moving|running|ema\b"
 )
-# What should be below another, and is of the same run or not.
-_BELOW = (
-    ({"measured", "achieved", "actual", "observed"}, {"roof", "roofline", "ceiling", "bound", "attainable"}),
-    ({"weights", "weight"}, {"peak", "total"}),
-)
-_RELATED = {w for pair in _NESTED for w in pair}.union(*(a | b for a, b in _BELOW))
-_AT = re.compile(r"(?:pass|recall|acc|hit|hits)@(\d+)$")
-# A share's names, those of the part and of the whole; or of the two parts of the whole.
-_SHARES = (
-    ({"hit"}, {"hits"}, {"lookups", "queries", "accesses", "requests"}, {"misses"}),
-    ({"miss"}, {"misses"}, {"lookups", "queries", "accesses", "requests"}, {"hits"}),
-    ({"acceptance", "accept", "accepted"}, {"accepted"}, {"drafted", "proposed", "draft"}, {"rejected"}),
-    ({"pass", "success"}, {"passed", "succeeded", "successful", "ok"}, {"total", "run", "sent"}, {"failed"}),
-)
-_RATIO = {"rate", "ratio", "share", "fraction"}
-_HALF = re.compile(r"95 ?%[^±\n]*±\s*(?P<n>\d+(?:\.\d+)?) ?(?P<unit>[^\W\d]\S*)")
-_APART = {"wall", "with", "incl", "including"}
-_COUNTS = {"iterations", "iters", "iter", "launches", "repetitions", "reps", "repeats", "calls"}
+_LISTED = re.compile(r"(?i)\b(?:listed|shown|above|these)\b")
+_WARM = re.compile(r"(?i)warm|discard|exclud|skip|steady|first")
+_SPELLED = {
+    "latencies": ("latency",),
+    "busbw": ("bus", "bandwidth"),
+    "algbw": ("alg", "bandwidth"),
+    "bw": ("bandwidth",),
+}
 
 
 def related(report: Report) -> Iterator[Finding]:
     """All relations of each record; where many rows of a table break one, their names mean something else."""
     for _, some in itertools.groupby(records(report), lambda r: (r.block, r.kind)):
         held = [*some]
-        text = report.blocks[held[0].block].text
-        for rule in (_ordered, _deviations, _nested, _shares, _repeated, _objective, _outcomes):
+        for rule in (_ordered, _objective):
             found = [[*rule(record)] for record in held]
             broken = [f for each in found for f in each]
             if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
                 yield from broken
-        yield from _interval(held[0], text) if "±" in text and len(held) == 1 else ()
-
-
-def _says(verdict: str, rule: str, message: str, f: Named, *beside: Named) -> Finding:
-    quote = ", ".join(dict.fromkeys(x.text for x in (f, *beside)))
-    return Finding(verdict, rule, f.line, quote, message, tuple(x.line for x in (f, *beside)))
 
 
 def _rank(word: str) -> float | None:
@@ -102,120 +109,12 @@ def _ordered(record: Record) -> Iterator[Finding]:
         pairs += [(f, mean) for r, f in ranked if r == 0 and mean] + [(mean, f) for r, f in ranked if r == 100 and mean]
         wrong = [(a, b) for a, b in pairs if a and b and a.value - a.off > (b.value + b.off) * 1.002 and b.value > 0]
         for a, b in wrong[:1]:
-            yield _says(INCONSISTENT, "order", f"{a.name}, {a.text}, is more than {b.name}, {b.text}", b, a)
+            yield finding(INCONSISTENT, "order", f"{a.name}, {a.text}, is more than {b.name}, {b.text}", b, a)
         if std and 0.0 in held and 100.0 in held and not wrong:
             span = held[100.0].value + held[100.0].off - held[0.0].value + held[0.0].off
             if std.value - std.off > span / math.sqrt(2) > 0:
                 message = f"values within {held[0.0].text} and {held[100.0].text} deviate by {span / 2:.3g} at most"
-                yield _says(INCONSISTENT, "order", f"{message}, not {std.text}", std, held[0.0], held[100.0])
-
-
-def _deviations(record: Record) -> Iterator[Finding]:
-    """The root mean square is never below the mean, the greatest never below either."""
-    found: dict[tuple[str, ...], dict[int, Named]] = {}
-    for f in record.figures:
-        name = " ".join(f.words).replace("max abs", "max_abs").replace("mean abs", "mean_abs").split()
-        for rank, names in enumerate(_DEVIATIONS):
-            if {*name} & names and (rank < 2 or {*name} & {"max_abs", "linf", "maxabs"}):
-                rest = tuple(w for w in name if w not in names | _ERRORS)
-                found.setdefault(rest, {}).setdefault(rank, f)
-    for held in found.values():
-        for low, high in itertools.combinations(sorted(held), 2):
-            a, b = held[low], held[high]
-            if a.kind == b.kind and a.value - a.off > b.value + b.off:
-                yield _says(INCONSISTENT, "order", f"{a.name}, {a.text}, is more than {b.name}, {b.text}", b, a)
-                break
-
-
-def _nested(record: Record) -> Iterator[Finding]:
-    held = [f for f in record.figures if {*f.words} & _RELATED or "@" in f.name]
-    for a, b in itertools.permutations(held, 2):
-        if a.kind != b.kind or a.value - a.off <= 1.005 * (b.value + b.off):
-            continue
-        x, y = {*a.words}, {*b.words}
-        bad = {"error", "err", "loss", "target", "offered", "free"} & (x | y)
-        for part, whole in _NESTED:
-            if part in x and whole in y and not bad and (x - {part} == y - {whole} or part == "goodput"):
-                if part in ("achieved", "allocated") and a.kind != {"achieved": "percent", "allocated": "bytes"}[part]:
-                    continue
-                if part == "goodput" and (x ^ y) - {part, whole, "request", "req", "requests"}:
-                    continue
-                sure = INCONSISTENT if part != "achieved" or "occupancy" in x else QUESTION
-                yield _says(sure, "order", f"{a.name}, {a.text}, is a part of {b.name}, {b.text}", a, b)
-        for small, large in _BELOW:
-            same = x - small == y - large or (small & {"weights"} and a.kind == "bytes")
-            if x & small and y & large and not bad and same and a.kind in TYPED and a.value > 1.02 * b.value:
-                message = f"{a.name}, {a.text}, is more than {b.name}, {b.text}: are both of the same run?"
-                yield _says(QUESTION, "order", message, a, b)
-        at = [m for f in (a, b) for m in map(_AT.fullmatch, f.name.lower().split()) if m]
-        if (
-            len(at) == 2
-            and int(at[0][1]) < int(at[1][1])
-            and re.sub(r"@\d+", "", a.name) == re.sub(r"@\d+", "", b.name)
-        ):
-            yield _says(INCONSISTENT, "order", f"{a.name}, {a.text}, is more than {b.name}, {b.text}", a, b)
-
-
-def _shares(record: Record) -> Iterator[Finding]:
-    """ "hits", "misses" or "lookups", and the rate of the hits."""
-    for f in record.figures:
-        said, scale = {*f.words}, 0.01 if f.kind == "number" and f.value > 1 else 1.0
-        for names, part, all_of, rest in _SHARES:
-            if not (said & names and said & _RATIO | ({*f.words} & names if f.kind == "percent" else set())):
-                continue
-            beside = said - names - _RATIO - {"pct", "percent"}
-            like = [x for x in record.figures if x.whole and beside <= {*x.words} and x is not f]
-            parts, wholes, rests = ([x for x in like if {*x.words} & of] for of in (part, all_of, rest))
-            parts = [x for x in parts if not {*x.words} & all_of]
-            if len(parts) == 0 and len(wholes) == len(rests) == 1:
-                part_of = wholes[0].value - rests[0].value
-                parts = [replace(rests[0], value=part_of, text=f"{part_of:.0f}")]
-            if len(parts) != 1 or len(wholes) + len(rests) == 0 or len(wholes) > 1 or len(rests) > 1:
-                continue
-            made = [
-                parts[0].value / n
-                for n in (*(x.value for x in wholes), *(parts[0].value + x.value for x in rests))
-                if n
-            ]
-            if (
-                made
-                and all(m <= 1 for m in made)
-                and not any(abs(f.value * scale - m) <= f.off * scale + 0.006 for m in made)
-            ):
-                beside_of = (*wholes, *rests)[:1]
-                whole = beside_of[0].value + parts[0].value * (not wholes)
-                message = f"{parts[0].value:,.0f} of {whole:,.0f} make {100 * made[0]:.3g} %, not {f.text}"
-                sure = QUESTION if wholes and "requests" in wholes[0].words else INCONSISTENT  # others may be asked
-                yield _says(sure, "ratio", message, f, parts[0], *beside_of)
-
-
-def _stem(word: str) -> str:
-    return word.rstrip("s") if len(word) > 3 else word
-
-
-def _repeated(record: Record) -> Iterator[Finding]:
-    """So many iterations of a mean time each are the loop's total; so are sweeps and a time per sweep."""
-    times = [f for f in record.figures if f.kind in ("time", "s_per_item") and f.value > 0]
-    totals = [f for f in times if {"total", "whole"} & {*f.words} and not {*f.words} & _APART]
-    counts = [
-        f for f in record.figures if f.words and f.whole and f.value > 1 and f.kind in ("number", "items", "other")
-    ]
-    for mean in times if len(totals) == 1 else ():
-        per = mean.words[mean.words.index("per") + 1 :] if "per" in mean.words else ()
-        each = {_stem(w) for w in per} or (
-            {"iteration", "iter", "call", "launch", "run"} if {*mean.words} & {*_MEANS} else set()
-        )
-        of = [f for f in counts if (f.words[-1] in _COUNTS if not per else _stem(f.words[-1]) in each)]
-        if "warm" in " ".join(f.name for f in record.figures).lower() or re.search(r"(?i)warm", totals[0].label):
-            continue
-        of = [f for f in of if not {"warmup", "warm", "per"} & {*f.words}]
-        if len(of) != 1 or mean is totals[0] or not each:
-            continue
-        (n,), (total,) = of, totals
-        made = n.value * mean.value
-        if abs(made - total.value) > n.value * mean.off + total.off + 0.05 * made and 0.1 < made / total.value < 10:
-            message = f"{n.text} × {mean.text} is {made:.4g} s, not {total.text}"
-            yield _says(INCONSISTENT if "loop" in total.words else QUESTION, "product", message, total, n, mean)
+                yield finding(INCONSISTENT, "order", f"{message}, not {std.text}", std, held[0.0], held[100.0])
 
 
 def _objective(record: Record) -> Iterator[Finding]:
@@ -237,33 +136,119 @@ def _objective(record: Record) -> Iterator[Finding]:
                     f"{f.name} is {f.text} of {limit.text}, so that {bound} {rank:g} % are within, not {share.text}"
                 )
                 # Those that failed may count as outside.
-                yield _says(QUESTION, "order", f"{message}: of which requests?", share, f, limit)
+                yield finding(QUESTION, "order", f"{message}: of which requests?", share, f, limit)
                 break
 
 
-def _outcomes(record: Record) -> Iterator[Finding]:
-    """Passed and failed, hits and misses, and how many they are together: it asks."""
-    for part, rest, whole in (("passed", "failed", "total"), ("hits", "misses", "lookups"), ("ok", "failed", "sent")):
-        held = [record.one(name) for name in (part, rest, whole)]
-        p, r, w = held
-        other = {"skipped", "errors", "timeout", "aborted", "pending", "cancelled", "stale", "xfailed", "warnings"}
-        if p and r and w and all(x.whole for x in (p, r, w)) and len({p.line, r.line, w.line}) in (1, 3):
-            alike = {*p.words} - {part} == {*r.words} - {rest} == {*w.words} - {whole}
-            if alike and p.value + r.value != w.value and not other & record.known:
-                message = f"{p.text} + {r.text} is {p.value + r.value:,.0f}, not {w.text}: are there others?"
-                yield _says(QUESTION, "total", message, w, p, r)
+def summaries(report: Report) -> Iterator[Finding]:
+    """Every figure whose name is a statistic of something, against what has the rest of its name."""
+    some = [s for s in (*series(report), *arrays(report)) if 2 < len(s.figures) < 400 and min(s.values) > 0]
+    lists = [(_stems(s), held, s) for s in some if (held := _body(s))]
+    figures = [f for b in report.blocks for line in ([] if b.table else b.lines) for f in in_line(line)]
+    figures += [f for s in sheets(report) if len(s.rows) == 1 for f in s.rows[0].values()]
+    found: dict[tuple[int, ...], list[tuple[Named, str, list[Named], bool]]] = {}
+    for f in figures if lists else ():
+        own = [_NAMES.get(w) for w in f.words]
+        kinds = {k for k in own if k} - ({"mean"} if "geomean" in own else set())
+        rest = {w for w, k in zip(f.words, own, strict=True) if not k} - _FILLER
+        part, name = bool(rest & _PART), _spelled(rest - _PART)
+        fit = (of for stems, of, s in lists if _same(name, stems, f, of) or _called(s, f) or _above(s, f, report, name))
+        same: list[list[Named]] = [*fit]
+        limit = name and not kinds & {*_MIDDLE} and f.kind == "number" and "." not in f.text  # a setting
+        if (
+            len(kinds) == 1
+            and f.value > 0
+            and same
+            and not limit
+            and not _SOME.search("\n".join((f.name, report.lines[f.line - 1])))
+        ):
+            (kind,), every = kinds, [*chain(*same)]
+            fits = any(_fits(f, kind, of, part, report) for of in (*same, every))
+            if kind == "sum" and (fits or name or f.kind != every[0].kind):
+                continue  # which may be of more
+            key = tuple(x.line for x in same[0])
+            found.setdefault(key, []).append((f, kind, every, fits))
+    for group in found.values():
+        good, odd = sum(fits for *_, fits in group), [g for g in group if not g[3]]
+        for f, kind, of, _ in odd if len(odd) == 1 else ():
+            part = bool({*f.words} & _PART)
+            made = _OF[kind][0](_scaled(of, f)[part:]) * digits(f) / f.value
+            text = "" if good or _LISTED.search(report.lines[f.line - 1]) else report.text
+            if 0.2 < made / digits(f) < 5 and not _SOME.search(text):
+                values, lines = _scaled(of, f), tuple(x.line for x in of)
+                outside = kind in _MIDDLE and not min(values) <= f.value <= max(values)
+                sure = f.line not in lines and ((good > 1 and outside) or (good > 0 and of[0].column < 0))
+                message = f"the {kind} of the {len(of) - part} figures named so is {made:.4g}, not {f.text}"
+                message += "" if sure else ": which of them does it count?"
+                yield Finding(INCONSISTENT if sure else QUESTION, "total", f.line, f.text, message, lines)
 
 
-def _interval(record: Record, text: str) -> Iterator[Finding]:
-    """The 95 % interval of a mean, of the standard deviation and the number of runs."""
-    n, half = record.one("n", "samples", "runs"), _HALF.search(text)
-    stds = [f for f in record.figures if {*f.words} >= {"standard", "deviation"} or {*f.words} & {*_STDS}]
-    unit = match_unit(half["unit"]) if half else None
-    if half and unit and n and n.value >= 10 and len(stds) == 1 and unit[0].kind == stds[0].kind:
-        made = 1.96 * stds[0].value / math.sqrt(n.value)
-        f = stds[0]
-        line = f.line + text[: half.start()].count("\n") - text[: max(text.find(f.text), 0)].count("\n")
-        if made and not 0.6 < float(half["n"]) * unit[0].low / made < 1.6:
-            made_of = f"{f.text} of {n.text} runs make an interval of ±{made / unit[0].low:.3g} {half['unit']}"
-            message = f"{made_of}, not {half['n']}"
-            yield Finding(INCONSISTENT, "order", line, half["n"], message, (f.line, n.line))
+def _spelled(names: set[str]) -> set[str]:
+    return {w.rstrip("s") if len(w) > 3 else w for n in names for w in _SPELLED.get(n, (n,))} - _FILLER
+
+
+def _stems(s: Series) -> set[str]:
+    """The words of a list's name; a star where it is itself one of statistics."""
+    own = words(s.name)
+    return {"*"} if any(w in _NAMES or re.fullmatch(r"p\d+", w) for w in own) else _spelled({*own} - _FILLER)
+
+
+def _called(s: Series, f: Named) -> bool:
+    """Whether a column is called as the figure is, but for the statistic: "Average latency" of "latency (ms)"."""
+    own = {w for w in f.words if w not in _NAMES}
+    return s.table >= 0 and f.column < 0 and own != set() and own == {*words(s.name)} and f.kind == s.figures[0].kind
+
+
+def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
+    """Whether runs, one below the other, stand right above a figure of the same name or of none."""
+    if s.table >= 0 or s.block < 0 or not 0 <= f.line - s.figures[-1].line < 14:
+        return False
+    if not name <= _spelled({w for x in s.labels[:1] for w in words(x)}):
+        return False
+    same = any(f.line == n.number for n in report.blocks[s.block].lines)
+    alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(
+        statistic(x.words) for x in s.figures
+    )
+    return same and alike
+
+
+def _body(s: Series) -> list[Named]:
+    """Its figures but those of rows called mean or total."""
+    labels = s.labels if s.table >= 0 and len(s.labels) == len(s.figures) else [""] * len(s.figures)
+    held = [
+        f for f, x in zip(s.figures, labels, strict=True) if not re.match(r"(?i)\W*(?:total|sum|mean|av|geo|all\b)", x)
+    ]
+    return held if len(held) > 2 and len({f.kind for f in held}) == 1 else []
+
+
+def _same(name: set[str], stems: set[str], f: Named, of: list[Named]) -> bool:
+    """Whether a list has the name; of a record's that is a unit alone, "median_us", it is the unit's column."""
+    if not name and not stems:
+        return (
+            re.fullmatch(r"\w+_\w+", f.name) is not None
+            and f.kind == of[0].kind != "number"
+            and (of[0].line != f.line or of[0].column < 0)
+        )
+    kinds = {f.kind, of[0].kind}
+    alike = name == stems or (len(stems) > 1 and len(name) > 1 and name < stems) or (stems != set() and stems < name)
+    return bool(name) and alike and (len(kinds) == 1 or "number" in kinds) and all(x is not f for x in of)
+
+
+def _scaled(of: list[Named], f: Named) -> list[float]:
+    """The values in the unit of the figure, which may have none of its own."""
+    values = [x.value for x in of]
+    if f.kind == "number" and of[0].kind != "number":
+        values = [digits(x) for x in of]
+    return values
+
+
+def _fits(f: Named, kind: str, of: list[Named], part: bool, report: Report) -> bool:
+    values = _scaled(of, f)
+    off = max(x.off * (v / x.value) for x, v in zip(of, values, strict=True))
+    ways = [values] * (not part)
+    warm = part or _WARM.search("\n".join((report.lines[f.line - 1], *(report.lines[x.line - 1] for x in of[:3]))))
+    ways += [values[k:] for k in range(1, 1 + len(values) // 2) if len(values) - k > 1] if warm else []
+    made = [of_all(v) for v in ways for of_all in _OF[kind] if len(v) > 1]
+    if kind in ("min", "max", "best", "worst", "median"):
+        return any(abs(f.value - m) <= f.off + off for m in made)
+    return any(f.meets(m, 0.004) or abs(f.value - m) <= f.off + off for m in made)

@@ -11,7 +11,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.interval import FIT, ODD, Interval, exact
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.made import Cells, Made, printed_as, products, quotients, shares, sources_of
+from expertile.audit.rules.made import Cells, Made, printed_as, products, quotients, shares, sources_of, summaries
 from expertile.audit.units import RATES, TYPED
 
 _PART = re.compile(
@@ -66,7 +66,7 @@ def _factors(grid: Grid) -> Iterator[_Factor]:
         counts = kinds == {"number"} and all(re.fullmatch(r"[\d,]+", q.text) for q in held.values())
         cells = {r: exact(q.value.mid) if counts else q.plain for r, q in held.items()}
         cells = {r: x for r, x in cells.items() if x.width < 0.2} or bare
-        if len(kinds) == 1 and len(cells) >= max(4, len(grid.body) - 1):
+        if len(kinds) == 1 and len(cells) >= max(min(4, len(grid.body)), len(grid.body) - 1):
             (kind,) = kinds
             whole = kind in ("number", *_COUNTED) and all(x.mid % 1 == 0 for x in cells.values())
             if kind in (*RATES, *_TIMED) or _varies(cells.values()):
@@ -78,7 +78,7 @@ def _factors(grid: Grid) -> Iterator[_Factor]:
 def proportions(report: Report) -> Iterator[Finding]:
     """A column that another makes, or two, but for one constant: to the last digit in all rows but one; a rate and its
     time, which may be of one work, less exactly. It asks."""
-    for grid in (g for g in report.tables if 3 < len(g.body) < 60 and len(g.header) < 16):
+    for grid in (g for g in report.tables if 2 < len(g.body) < 60 and len(g.header) < 16):
         factors, found = [*_factors(grid)], set[int]()
         if {"m", "n", "k"} <= grid.rows[0].own.keys():  # their work is known
             factors = [f for f in factors if f.name.lower() not in ("m", "n", "k")]
@@ -139,11 +139,15 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     made = {r: x for r, x in some[0].cells.items() if r in target.cells and all(r in f.cells for f in some)}
     made = {r: x * some[1].cells[r] if some[1:] else x for r, x in made.items()}
     factors = {r: target.cells[r] / x for r, x in made.items()}
-    middle = sorted(f.mid for f in factors.values())[len(made) // 2] if len(made) > 3 else 0.0
+    middle = sorted(f.mid for f in factors.values())[len(made) // 2] if len(made) > 2 else 0.0
+    if len(made) == 3 and not exact(middle).meets(1.0, 0.002):
+        return  # of three rows only what is another over one
     odd = [r for r, f in factors.items() if not f.meets(middle, 0.002)]
     if timed and middle and not odd:
         found.add(-1 - target.column)
-    exactly = len(odd) == 1 and sum(f.width < 0.05 for f in factors.values()) >= max(4, 0.8 * len(factors))
+    exactly = len(odd) == 1 and sum(f.width < 0.05 for f in factors.values()) >= max(
+        min(4, len(made)), 0.8 * len(factors)
+    )
     odd = odd if exactly or not timed else [r for r, f in factors.items() if not f.meets(middle, FIT)]
     # Few rows confirm a plain quotient alone.
     pure = exact(middle).meets(1.0, 0.002) and (
@@ -192,12 +196,14 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         if quotient and q.text[0] not in "+-−" and q.value.meets(1.0) and (q.value.width < 0.3 or q.value.mid == 1)
     ]
     told = {r: q for r, q in targets.items() if r not in ones}
-    if kind in ("number", "other") or not told or (len(told) > 2 and len({q.text for q in told.values()}) == 1):
+    if kind == "other" or not told or (len(told) > 2 and len({q.text for q in told.values()}) == 1):
         return
     blank = [r for r in body if cells[r] is None and grid.rows[r].quantities]
     ones = ones or (blank if len(blank) == 1 and len(told) == len(body) - 1 else [])
     sources = sources_of(grid, index, targets, quotient)
-    made = [*(quotients(grid, index, sources, ones) if quotient else products(grid, targets, kind, index, sources))]
+    made = [*summaries(grid, targets, kind, index)]
+    if kind != "number":
+        made += quotients(grid, index, sources, ones) if quotient else products(grid, targets, kind, index, sources)
     made += shares(grid, index, targets, sources) if kind == "percent" else []
     # A log's changes may be from the best line so far; lines of parts have shares of all, or of one without.
     made = [m for m in made if grid.drawn or kind != "percent" or "row before" not in m.name]
@@ -248,7 +254,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         other = any(r in m.cells and m.fits(r, targets[r], 0.0) for m in rivals)
         # Another column of the kind follows so: this one's may be of something else ("rate, uncompressed").
         beside = (q for q in grid.rows[r].of(kind) if q is not targets[r] and not quotient)
-        other |= any(best.fits(r, q, FIT) for q in beside) and len(told) < 4
+        other |= best.rule != "sum" and any(best.fits(r, q, FIT) for q in beside) and len(told) < 4
         # Where all others agree to the last digit, another convention in this row is asked about.
         excused = best.excused(r, targets[r])
         if not other and (not excused or (good >= score > 2 and len(odd) == 1)):

@@ -20,7 +20,7 @@ _TOTAL = re.compile(
     r"adds? up to|end[- ]to[- ]end"
 )
 _IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
-_ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
+ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
@@ -29,6 +29,7 @@ _PART_OF = re.compile(
     r"\s*(?:\||<tr\b[^>]*>\s*<td\b[^>]*>)\s*(?:&nbsp;|&emsp;|\u00a0|[└├↳]|[-–·] |of which\b)"
 )  # of the row above
 _ADDS = ("time", "bytes", "percent", "gpu*s", "money", "energy")
+_EXPECTED = re.compile(r"(?i)\b(?:expected|estimated|predicted) (?:peak|total|memory|footprint|time)")
 _NO_PART = re.compile(
     r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
     r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
@@ -76,8 +77,8 @@ def totals(report: Report) -> Iterator[Finding]:
         yield from _listed(row)
     stages = [row for row in report.lines_of_text if report.blocks[row.block].kind != "prose"]
     for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
-        held = [row for _, row in some if len(row.quantities) == 1]
-        yield from _added([row.quantities[0] for row in held])
+        parts = [[q for q in row.quantities if q.kind != "params"] for _, row in some]
+        yield from _added([each[0] for each in parts if len(each) == 1])
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
@@ -86,10 +87,10 @@ def totals(report: Report) -> Iterator[Finding]:
 def _added(figures: list[Quantity]) -> Iterator[Finding]:
     """The total of a record or of lines with one figure each: three or more others make it."""
     named = [(q, q.label.replace("_", " ")) for q in figures if q.kind in ("time", "bytes", "money", "energy")]
-    totals = [q for q, label in named if _TOTAL.search(re.sub(r"\(.*?\)", "", label))]
+    totals = [q for q, label in named if _TOTAL.search(re.sub(r"\(.*?\)", "", label)) or _EXPECTED.search(label)]
     parts = [q for q, label in named if totals and q.kind == totals[0].kind and q is not totals[0]]
     parts = [q for q in parts if q.value.mid or not q.exact]
-    other = any(_NO_PART.search(label) for _, label in named) or not all(q.exact for q, _ in named)
+    other = any(_NO_PART.search(_EXPECTED.sub("", label)) for _, label in named) or not all(q.exact for q, _ in named)
     if len(totals) != 1 or not 3 <= len(parts) <= 12 or other:
         return
     yield from _made_of(totals[0], parts, True, False)
@@ -116,7 +117,7 @@ def _listed(row: Row) -> Iterator[Finding]:
         if re.search(r"\) ?(?:is|was|=|:|gives|comes to|we are|it is)\W*$", row.text[: q.start]):
             words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
-        mean = mean or _ON_AVERAGE.match(row.text, q.end)
+        mean = mean or ON_AVERAGE.match(row.text, q.end)
         if not (total or mean) or (q.kind in ("percent", "ratio") and total) or re.search("→|->", row.text):
             continue
         lines = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
@@ -135,13 +136,14 @@ def _listed(row: Row) -> Iterator[Finding]:
             yield from _made_of(q, parts, bool(total), bool(mean))
 
 
-def may_come_to(values: list[Interval], total: bool) -> list[Interval]:
-    """What may be called the total of figures, or their mean."""
+def may_come_to(values: list[Interval], total: bool, geo: bool = False) -> list[Interval]:
+    """What may be called the total of figures, or their mean; what their geometric mean alone."""
     mids, n = [v.mid for v in values], len(values)
     half = sum(v.hi - v.lo for v in values) / max(sum(mids), 1e-30) / 2
     found = [sum(mids)] if total else [sum(mids) / n, statistics.median(mids), sum(mids)]
     if all(mids) and not total:
         found += [math.prod(m ** (1 / n) for m in mids), n / sum(1 / m for m in mids)]
+        found = found[-2:-1] if geo else found
     return [Interval(m * (1 - min(half, 1)), m, m * (1 + half)) for m in found]
 
 
