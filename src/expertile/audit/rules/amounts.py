@@ -36,7 +36,8 @@ def counted(report: Report) -> Iterator[Finding]:
     for row in report.all_rows:
         for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
-                if t and not any(q.value.meets(t.value * f, slack) for f in t.also):
+                said = row.of(q.kind) if row.kind == "line" else [q]
+                if t and not any(x.value.meets(t.value * f, slack) for f in t.also for x in said):
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)

@@ -21,6 +21,8 @@ _NOT_HELD = re.compile(
     r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
     r"modded|disk|nvme"
 )
+# "nothing offloaded to the host, no unified memory"
+_DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?: \w+){0,2}? (?:offload\w*|managed|unified|uvm)")
 _OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
 _LINE_RATE = re.compile(
     r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link rate|port speed|nominal rate)\b"
@@ -45,7 +47,7 @@ _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 def held(report: Report) -> Iterator[Finding]:
     """Memory in use above what the GPUs have."""
-    if re.search(r"(?<!no )(?<!no cpu )offload|managed|unified|\buvm\b|modded|windows|zero-infinity", report.text):
+    if re.search(r"offload|managed|unified|\buvm\b|modded|windows|zero-infinity", _DENIED.sub("", report.text)):
         return
     for row in report.all_rows:
         for q in row.of("bytes") if row.devices else ():
@@ -62,11 +64,13 @@ def held(report: Report) -> Iterator[Finding]:
                 # Of a part that is sold with more memory the report names which.
                 told = re.search(rf"(?<!\d){row.devices[0].memory_bytes / 1e9:.0f} ?g", report.text)
                 one = len(report.everything.of("devices")) == 1 and not report.everything.foreign
-                several = count > 1 or re.search(r"multi|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                several = count > 1 or re.search(r"multi(?!pl)|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
                 sure = one and not several and (told or q.value.lo > 1.25 * most)
                 message = f"{q.text} is more than {whose} has, {si(most / 1.073741824, 'B')}"
                 if sure:
                     yield finding(IMPOSSIBLE, "memory", message, q)
+                elif one and not several:
+                    yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
 
 
 def ports(report: Report) -> Iterator[Finding]:

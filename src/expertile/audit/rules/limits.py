@@ -28,10 +28,11 @@ _CACHED = re.compile(
     r"h->d|p2p|tile|sram|on-chip|movement|bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
+_CACHE = re.compile(r"(?i)\W*(?:of )?(?:l[12]|(?:last[- ]level )?cache|shared|smem|llc)\b")  # what follows its size
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = (
     r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )(?<!--)flush|"
-    r"rotat|cycl|(?:larger|bigger) than|beyond|exceed|kv[ -]?cache|prefix cach"
+    r"rotat|cycl|(?:larger|bigger) than|more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
 )
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
@@ -154,7 +155,13 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     said = _OF_DRAM.search(q.words)
     blocks = row.report.blocks  # what the row's block or the text right above it states
     above = next((b for b in range(row.block - 1, -1, -1) if blocks[b].kind != "heading"), row.block)
-    near = [b for r in row.report.lines_of_text if r.block in (row.block, above) for b in r.of("bytes")]
+    near = [
+        b
+        for r in row.report.lines_of_text
+        if r.block in (row.block, above)
+        for b in r.of("bytes")
+        if not _CACHE.match(r.text[b.end :])
+    ]
     moved = row.of("bytes") or near
     big = bool(moved) and all(b.value.lo > 4 * max(device.l2_bytes, 2**25) for b in moved)
     other = not said and _CACHED.search(_BOARD.sub("", f"{text} {row.headings}"))

@@ -20,6 +20,7 @@ class Name:
 
 _N = r"(\d[\d,]*(?:\.\d+)?[kKM]?)"
 _MEAN = r"(?:mean|average|avg)"
+_OPTIMIZER = r"(?:optimi[sz]er |train(?:ing)? |gradient )?"
 _SIZE = r"(?: size| degree| world size)?"
 _BATCH = r"(?:train )?batch(?: size)?"
 _PARALLEL = r"(?: model)? parallel(?:ism)?"
@@ -60,6 +61,17 @@ NAMES = {
     ),
     "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
     "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
+    "epochs": Name("n", r"(?:num )?(?:train(?:ing)? )?epochs", rf"(?i){_N} epochs\b"),
+    "epoch_steps": Name(
+        "n",
+        rf"{_OPTIMIZER}(?:steps|iterations) (?:per|/) ?epoch",
+        rf"(?i){_N} {_OPTIMIZER}(?:steps|iterations|updates) (?:per|an|each|every) epoch\b",
+    ),
+    "all_steps": Name(
+        "n",
+        rf"(?:max|total|num)(?: {_OPTIMIZER.rstrip()})? (?:steps|iterations)",
+        rf"(?i)\b(?:max_?steps|total {_OPTIMIZER}steps)\b[^.;\d]{{0,24}}? {_N}\b",
+    ),
     "steps": Name("n", r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?:steps?|iterations?)"),
     "step_tokens": Name(
         "n token/item", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update)|batch size tokens"

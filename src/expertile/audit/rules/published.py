@@ -67,6 +67,7 @@ FORMULAS = (
         sure=NEVER,
         slack=0,
     ),
+    Formula("steps", "all_steps = epochs * epoch_steps", sure=NEVER, slack=0.02, unless="resum|early.stop|stopped"),
     Formula("tokens", "tokens_seen = steps * step_tokens", sure=NEVER, unless="resum|ramp|warm-?up batch|epoch|padd"),
     Formula(
         "bubble",
