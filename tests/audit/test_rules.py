@@ -53,8 +53,13 @@ GPU_HEADS = (
     "| x | img/s (1 GPU) | img/s (8 GPUs) | efficiency |\n|-|-|-|-|\n| a | 312 | 2341 | 93.8 % |\n"
     "| b | 289 | 1988 | 86.0 % |\n| c | 301 | 2119 | {} |\n| d | 335 | 2586 | 96.5 % |\n"
 )
+EPOCHS = (
+    "| model | epoch, s | epochs | total, h |\n|-|-|-|-|\n| a | 61 | 90 | 1.5 |\n| b | 137 | 300 | 11.4 |\n"
+    "| c | 93 | 300 | {} |\n| d | 228 | 300 | 19.0 |\n"
+)
 CASES = [
     # name, rule, wrong, right
+    ("epochs", "time", EPOCHS.format("11.7"), EPOCHS.format("7.8")),
     (
         "efficiency",
         "ratio",
@@ -399,6 +404,7 @@ ASKED = [
         "505",
     ),
     ("work", "Attention, non-causal: B=4, H=32, S=4096, D=128 is {} TFLOP.", "2.2", "1.1"),
+    ("link", "An A100-PCIe in a x16 Gen4 slot.\n\nWith pinned buffers the upload sustains {} GB/s.\n", "43.7", "25.2"),
     ("decoding", "# One user, A100 80GB\n\nQwen-72B in INT8, batch size 1: {} tok/s.", "61", "24"),
     (
         "steps",

@@ -62,6 +62,12 @@ NAMES = {
     "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
     "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
     "epochs": Name("n", r"(?:num )?(?:train(?:ing)? )?epochs", rf"(?i){_N} epochs\b"),
+    "epoch_time": Name(
+        "time", r"epoch(?: time| duration)?|(?:time|s|sec|seconds|min|minutes|h|hours) (?:per|/) ?epoch"
+    ),
+    "all_epochs": Name(
+        "time", r"total(?: time)?(?: [hs]| min)?|(?:total )?train(?:ing)? time|wall(?: clock)?(?: time)?"
+    ),
     "epoch_steps": Name(
         "n",
         rf"{_OPTIMIZER}(?:steps|iterations) (?:per|/) ?epoch",

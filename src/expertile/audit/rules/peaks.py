@@ -49,7 +49,8 @@ _LINKS_OF = re.compile(
 )
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(
-    r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?"
+    r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?|"
+    r"\b[x×](?P<lanes>\d+),? (?:pci[- ]?e )?gen ?(?P<of>[3-6])"
 )
 _LSPCI = re.compile(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
 _SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}  # GT/s of each generation
@@ -240,7 +241,8 @@ def _bus(row: Row) -> Iterator[Finding]:
 
 def _link(text: str, row: Row) -> _Limit | None:
     """The one link that a text names, and its bytes/s in both directions together."""
-    pcie = {(m["g"], m["n"]) for m in _PCIE.finditer(text)} | {(_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(text)}
+    pcie = {(m["g"] or m["of"], m["n"] or m["lanes"]) for m in _PCIE.finditer(text)}
+    pcie |= {(_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(text)}
     nvlink = re.search(rf"(?i){_PARTS['NVLink']}", text)
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()

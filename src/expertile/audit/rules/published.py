@@ -68,6 +68,7 @@ FORMULAS = (
         slack=0,
     ),
     Formula("steps", "all_steps = epochs * epoch_steps", sure=NEVER, slack=0.02, unless="resum|early.stop|stopped"),
+    Formula("time", "all_epochs = epochs * epoch_time", sure=2, slack=0.04, far=0.1, fit=2, reach="row"),
     Formula("tokens", "tokens_seen = steps * step_tokens", sure=NEVER, unless="resum|ramp|warm-?up batch|epoch|padd"),
     Formula(
         "bubble",
