@@ -57,8 +57,18 @@ EPOCHS = (
     "| model | epoch, s | epochs | total, h |\n|-|-|-|-|\n| a | 61 | 90 | 1.5 |\n| b | 137 | 300 | 11.4 |\n"
     "| c | 93 | 300 | {} |\n| d | 228 | 300 | 19.0 |\n"
 )
+EPOCH_LOG = "".join(
+    f"2026-05-07 2{n}:00:00 INFO epoch {n} start\n2026-05-07 2{n}:18:3{n} INFO epoch {n} train done in {took} s\n"
+    for n, took in enumerate(("1110", "1111", "{}"))
+)
+CLIENTS = "Transactions\n```\n" + "".join(
+    f"number of clients: {n}\nlatency average = {ms} ms\ntps = {tps}.3 (without initial connection time)\n\n"
+    for n, ms, tps in ((16, 0.225, 71200), (64, 0.265, 241700), (16, 1.628, 9830), (64, "{}", 21460))
+)
 CASES = [
     # name, rule, wrong, right
+    ("from start to end", "time", EPOCH_LOG.format("1380"), EPOCH_LOG.format("1112")),
+    ("clients", "concurrency", CLIENTS.format("4.086"), CLIENTS.format("2.982")),
     ("epochs", "time", EPOCHS.format("11.7"), EPOCHS.format("7.8")),
     (
         "efficiency",
@@ -405,6 +415,20 @@ ASKED = [
     ),
     ("work", "Attention, non-causal: B=4, H=32, S=4096, D=128 is {} TFLOP.", "2.2", "1.1"),
     ("link", "An A100-PCIe in a x16 Gen4 slot.\n\nWith pinned buffers the upload sustains {} GB/s.\n", "43.7", "25.2"),
+    (
+        "product",
+        "| step | ms | vs previous step |\n|-|-|-|\n| a | 100 | — |\n| b | 50 | 2.0x |\n| c | 25 | 2.0x |\n"
+        "| d | 12.5 | 2.0x |\n\nAll three together are worth {} over where we began.\n",
+        "11x",
+        "8x",
+    ),
+    (
+        "headline",
+        "| n | a us | b us | gain |\n|-|-|-|-|\n| 1 | 38.2 | 36.9 | 1.04x |\n| 4 | 44.0 | 34.7 | 1.27x |\n"
+        "| 64 | 386.5 | 229.9 | 1.68x |\n\nEven in the worst case we get {}.\n",
+        "1.27x",
+        "1.04x",
+    ),
     ("decoding", "# One user, A100 80GB\n\nQwen-72B in INT8, batch size 1: {} tok/s.", "61", "24"),
     (
         "steps",
@@ -451,6 +475,9 @@ def test_lines_far_apart_are_asked_about(rule, text, wrong, right):
         "All-gather on 8 H100, NCCL.\n\nWith 16 MiB per rank it takes 0.42 ms (279 GB/s bus).",
         # Products that are not carried out.
         "T4, fp32. Winograd: 1.10 ms, 13.2 TFLOPS if you count the direct products.",
+        # A pass with a draft makes several tokens.
+        "# EAGLE drafts\n\n| | main | PR |\n|-|-|-|\n| time per pass | 46.1 ms | 53.5 ms |\n"
+        "| tokens per pass | 1 | 3.42 |\n| tok/s | 21.7 | 64.0 |\n",
         # The format stands within a word.
         "B200\nOperation: gemm_ue4m3xe2m1_f32_bf16\nA=fe2m1 B=fe2m1 C=bf16\nMath: 6500000.0 GFLOP/s",
         "[titan] H200, peak FLOPS for the MFU: 9.890e+14\n[titan] tps: 7,000  tflops: 405.1  mfu: 40.96%",

@@ -17,6 +17,8 @@ _EACH = re.compile(
     r"(?i)(?P<a>\d+(?:\.\d+)?) ?(?P<u>m?s) ?/ ?(?:step|it|iter)\b|\b(?:avg[_ ])?(?:step|"
     r"iter)(?:_time)?_(?P<v>m?s)[ :=]+(?P<b>\d+(?:\.\d+)?)"
 )
+_WHAT = re.compile(r"(?i)\b(?:epoch|stage|phase|round|job|run|shard|file)[ _#]?\d+\b")
+_TOOK = re.compile(r"(?i)\b(?:done|finished|completed?|ended) in (\d+(?:\.\d+)?) ?s\b")
 _BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
 _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 
@@ -24,6 +26,7 @@ _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 def clocks(report: Report) -> Iterator[Finding]:
     yield from _elapsed(report)
     yield from _steps(report)
+    yield from _spans(report)
     yield from _bars(report)
 
 
@@ -79,6 +82,23 @@ def _steps(report: Report) -> Iterator[Finding]:
         message = f"the lines above and here lie {x:.4g} s a step apart, not {text}"
         if value > x or not paused:
             yield Finding(INCONSISTENT if value > 1.3 * x else QUESTION, "time", n, text, message, (last, n))
+
+
+def _spans(report: Report) -> Iterator[Finding]:
+    """ "epoch 3 … done in 1380 s" against the times of day of that line and of the one that says "epoch 3 … start"."""
+    begun: dict[str, tuple[int, float]] = {}
+    held = []
+    for n, at, text in _stamped(report):
+        what, took = _WHAT.search(text), _TOOK.search(text)
+        if what and re.search(r"(?i)\b(?:start|begin)", text):
+            begun[what[0].lower()] = (n, at)
+        elif what and took and (start := begun.get(what[0].lower())) and at > start[1]:
+            held.append((start[0], n, at - start[1], float(took[1]), took[1]))
+    odd = [h for h in held if abs(h[3] - h[2]) > 0.1 * h[2] + 2]
+    if len(odd) == 1 and len([h for h in held if abs(h[3] - h[2]) <= 0.03 * h[2] + 2]) > 1:
+        (first, n, span, said, text), *_ = odd
+        message = f"from its start to here {span:.0f} s pass, not {text}"
+        yield Finding(INCONSISTENT if said > span else QUESTION, "time", n, text, message, (first, n))
 
 
 def _bars(report: Report) -> Iterator[Finding]:

@@ -64,6 +64,7 @@ _BOUND = re.compile(
     r"(?P<high>(?:stays?|remains?|is|are|keeps?|never (?:exceeds?|goes|rises)|(?:does|do) not (?:exceed|rise))"
     r"(?: (?:always |well )?(?:(?:below|under|at most|within|no (?:more|higher) than)|(?P<over>above|over)))?))\W+$"
 )
+_WORST = re.compile(r"(?i)\b(?:in the worst case|worst[- ]case|at worst)\b")
 _NEVER = re.compile(r"(?i)\b(?:never|not)\b")
 _SOME = re.compile(r"(?i)\b(?:except|apart from|other than|but for|most|beyond|until|when|if|where|small|large|only)\b")
 _UP_TO = re.compile(r"(?i)(?:up to|all the way to|to|through|until|at|from) (?:\w+ ?= ?)?(\d[\d,]*)\b")
@@ -84,6 +85,7 @@ def spoken(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         near = [g for g in report.tables if len(g.body) > 1 and min(abs(r.line - row.line) for r in g.rows) < 30]
         yield from _bounded(row, near) if near and not APART.search(row.text) else ()
+        yield from _worst(row, near)
         yield from _faster_than(row)
 
 
@@ -265,6 +267,19 @@ def _bounded(row: Row, near: list[Grid]) -> Iterator[Finding]:
                         message = f"line {f.line} has {f.text}, {bound} {q.text} is said: of which rows is it?"
                         yield finding(QUESTION, "headline", message, q, f)
                         break
+
+
+def _worst(row: Row, near: list[Grid]) -> Iterator[Finding]:
+    """ "Even in the worst case 1.27x" beside a column of speed-ups with a lower one."""
+    m = _WORST.search(row.text)
+    said = [q for q in row.of("ratio") if m and q.exact and abs(q.start - m.end()) < 50]
+    for g in near if len(said) == 1 else ():
+        held = [[q for r in g.body if (q := r.figure(c))] for c in g.columns("ratio")]
+        least = min(held[0], key=lambda q: q.value.mid) if len(held) == 1 and len(held[0]) > 2 else None
+        (q,) = said
+        if least and any(f.value.meets(q.value, 0.005) for f in held[0]) and least.value.hi < 0.97 * q.value.mid:
+            message = f"line {least.line} has {least.text}, less than {q.text}: is it of other cases?"
+            yield finding(QUESTION, "headline", message, q, least)
 
 
 def _faster_than(row: Row) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ HOLDS = {
     (12, 0): (48, 24, 100),
 }
 _LIGHT = 299_792.458  # km/s
+_OPEN_LOOP = r"open.loop|poisson|rate.limit|think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b"
 
 
 def _resident(registers: float, threads: float, most: float) -> float:
@@ -203,12 +204,10 @@ FORMULAS = (
     Formula("total", "loop = count * each", slack=0.05, reach="block", unless="warm"),
     Formula("total", "whole = count * each", sure=NEVER, slack=0.05, reach="block", unless="warm"),
     # Figures that count something, and what they make.
+    Formula("concurrency", "clients = request_rate * mean_latency", sure=NEVER, slack=0.06, unless=_OPEN_LOOP),
+    # Of several runs in one log: the rate stands last.
     Formula(
-        "concurrency",
-        "clients = request_rate * mean_latency",
-        sure=NEVER,
-        slack=0.06,
-        unless=r"open.loop|poisson|rate.limit|think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b",
+        "concurrency", "request_rate = clients / mean_latency", 2, slack=0.06, fit=2, reach="block", unless=_OPEN_LOOP
     ),
     Formula(
         "throughput", "request_rate = completed / window", sure=NEVER, slack=0.03, unless="ramp|warm", reach="block"

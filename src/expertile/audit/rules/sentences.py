@@ -27,6 +27,7 @@ _STACKED = re.compile(
     r"(?:relative to|over|against) the previous|successive|one after the other|multipl"
 )
 _ALL = re.compile(r"(?i)\b(?:all in all|overall|in total|together|altogether|combined|in all|the whole|compound)\b")
+_BEFORE = re.compile(r"(?i)\b(?:previous|prior|prev|last (?:step|row)|(?:step|row) before)\b")
 _SAVED = re.compile(
     r"(?i)\b(?:gain(?:s|ed)?|sav(?:e|es|ed|ing)|los(?:e|es|t|ing)|shav(?:e|es|ed) off|difference of|differ by)"
     r"(?: of| us| about| another| roughly)?\W*$"
@@ -76,6 +77,7 @@ def sentences(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         yield from _reduced(row)
     yield from _stacked(report)
+    yield from _of_steps(report)
     yield from _saved(report)
     yield from _remaining(report)
     yield from _inside(report)
@@ -106,6 +108,22 @@ def _stacked(report: Report) -> Iterator[Finding]:
         if q and made and not any(q.value.meets(x, 0.025) for x in products) and 0.3 < q.value.mid / made < 3:
             message = f"{' × '.join(p.text for p in parts)} is {made:.3g}x, not {q.text}: of which steps is it?"
             yield finding(QUESTION, "product", message, q, *parts)
+
+
+def _of_steps(report: Report) -> Iterator[Finding]:
+    """ "All five together are worth 7.9x" beside a column of gains, each over the row before."""
+    for row in report.lines_of_text:
+        q = row.only("ratio") if _ALL.search(row.text) else None
+        if q is None or not q.exact:
+            continue
+        for g in report.tables:
+            for c in g.columns("ratio"):
+                parts = [x for r in g.body if (x := r.figure(c)) and x.value.mid]
+                made = math.prod(p.value.mid for p in parts)
+                near = len(parts) > 2 and abs(g.rows[-1].line - row.line) < 40 and 0.3 < q.value.mid / made < 3
+                if near and _BEFORE.search(g.header[c]) and not q.value.meets(made, 0.04):
+                    message = f"{' × '.join(p.text for p in parts)} is {made:.3g}x, not {q.text}: of which steps is it?"
+                    yield finding(QUESTION, "product", message, q, *parts)
 
 
 def _saved(report: Report) -> Iterator[Finding]:

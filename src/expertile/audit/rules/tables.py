@@ -12,6 +12,7 @@ from expertile.audit.interval import FIT, ODD, Interval, exact
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.made import Cells, Made, printed_as, products, quotients, shares, sources_of, summaries
+from expertile.audit.rules.terms import drafts
 from expertile.audit.units import RATES, TYPED
 
 _PART = re.compile(
@@ -40,6 +41,7 @@ def columns(report: Report) -> Iterator[Finding]:
             signed = all(q.text[0] in "+-−" for q in cells)
             ratio = kinds <= {"ratio", "percent"} and not (kinds == {"ratio"} or signed or RATIO.search(name))
             other = _NO_QUOTIENT.search(name) or (ratio and not _PART.search(name.strip()))
+            other = other or ("tokens_per_s" in kinds and drafts(report))
             if len(kinds) == 1 and 2 * len(cells) >= len(grid.rows) and len(grid.header) < 40 and not other:
                 yield from _column(grid, index, kinds.pop())
 

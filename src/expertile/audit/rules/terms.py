@@ -11,7 +11,7 @@ from functools import lru_cache
 from expertile.audit.facts import BITS
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Row
+from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.work import Term, total_of, work_of
 from expertile.audit.units import UNTYPED, product
@@ -208,16 +208,22 @@ def parameters(row: Row) -> float | None:
     return None
 
 
+def drafts(report: Report) -> bool:
+    """Whether a pass may make more than one token of a stream."""
+    return _DRAFTED.search(_ABSENT.sub("", report.text)) is not None
+
+
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
     # One stream is a time for each token, or what is said to be one.
     single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
-    drafted = row.kind == "table" and _DRAFTED.search(_ABSENT.sub("", report.text))  # the text below may say so
+    drafted = row.kind == "table" and drafts(report)  # the text below may say so
     single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
     active = next(({*map(float, of)} for form in _ACTIVE if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
-    several = not single or max(report.everything.of("concurrency") or (1,)) > 1
+    alone = SINGLE.search(f"{row.words} {row.lead}")
+    several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
     if drafted or (several and not step):
         return None
     own = row.facts.of("formats")
