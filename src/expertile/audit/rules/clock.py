@@ -20,13 +20,15 @@ _EACH = re.compile(
 _WHAT = re.compile(r"(?i)\b(?:epoch|stage|phase|round|job|run|shard|file)[ _#]?\d+\b")
 _TOOK = re.compile(r"(?i)\b(?:done|finished|completed?|ended) in (\d+(?:\.\d+)?) ?s\b")
 _BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
+_Stamped = tuple[int, float, str]  # a line's number, its time in seconds, the rest of it
 _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 
 
 def clocks(report: Report) -> Iterator[Finding]:
-    yield from _elapsed(report)
-    yield from _steps(report)
-    yield from _spans(report)
+    stamped = _stamped(report)
+    yield from _elapsed(report, stamped)
+    yield from _steps(report, stamped)
+    yield from _spans(stamped)
     yield from _bars(report)
 
 
@@ -36,7 +38,7 @@ def _seconds(m: re.Match[str]) -> float:
     return ((year * 12 + month) * 31 + day) * 86400.0 + of_day
 
 
-def _stamped(report: Report) -> list[tuple[int, float, str]]:
+def _stamped(report: Report) -> list[_Stamped]:
     """Lines that begin with a time, and the rest of them."""
     found = ((n, _STAMP.search(line[:40]), line) for n, line in enumerate(report.lines, 1))
     return [
@@ -44,9 +46,8 @@ def _stamped(report: Report) -> list[tuple[int, float, str]]:
     ]
 
 
-def _elapsed(report: Report) -> Iterator[Finding]:
+def _elapsed(report: Report, lines: list[_Stamped]) -> Iterator[Finding]:
     """A log's last line, which says how long all of it took."""
-    lines = _stamped(report)
     if len(lines) < 4 or len(lines) < 0.8 * len([x for x in report.lines if x.strip()]):
         return
     number, last, text = lines[-1]
@@ -61,10 +62,10 @@ def _elapsed(report: Report) -> Iterator[Finding]:
             yield Finding(verdict, "time", number, m[0].strip(), message, (lines[0][0], number))
 
 
-def _steps(report: Report) -> Iterator[Finding]:
+def _steps(report: Report, stamped: list[_Stamped]) -> Iterator[Finding]:
     """The time of a step against the times of day of the lines and the steps between them."""
     held = []
-    for n, at, text in _stamped(report):
+    for n, at, text in stamped:
         step, each = _STEP.search(text), _EACH.search(text)
         if step and each:
             unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
@@ -84,11 +85,11 @@ def _steps(report: Report) -> Iterator[Finding]:
             yield Finding(INCONSISTENT if value > 1.3 * x else QUESTION, "time", n, text, message, (last, n))
 
 
-def _spans(report: Report) -> Iterator[Finding]:
+def _spans(stamped: list[_Stamped]) -> Iterator[Finding]:
     """ "epoch 3 … done in 1380 s" against the times of day of that line and of the one that says "epoch 3 … start"."""
     begun: dict[str, tuple[int, float]] = {}
     held = []
-    for n, at, text in _stamped(report):
+    for n, at, text in stamped:
         what, took = _WHAT.search(text), _TOOK.search(text)
         if what and re.search(r"(?i)\b(?:start|begin)", text):
             begun[what[0].lower()] = (n, at)

@@ -64,6 +64,7 @@ _BOUND = re.compile(
     r"(?P<high>(?:stays?|remains?|is|are|keeps?|never (?:exceeds?|goes|rises)|(?:does|do) not (?:exceed|rise))"
     r"(?: (?:always |well )?(?:(?:below|under|at most|within|no (?:more|higher) than)|(?P<over>above|over)))?))\W+$"
 )
+_ENDS = re.compile("[,;:(]")
 _WORST = re.compile(r"(?i)\b(?:in the worst case|worst[- ]case|at worst)\b")
 _NEVER = re.compile(r"(?i)\b(?:never|not)\b")
 _SOME = re.compile(r"(?i)\b(?:except|apart from|other than|but for|most|beyond|until|when|if|where|small|large|only)\b")
@@ -130,16 +131,21 @@ def _pairs(g: Grid) -> list[tuple[Row, Quantity, Quantity]]:
     return []
 
 
+def _clause(text: str, form: re.Pattern[str]) -> tuple[int, int]:
+    """Where the part of a sentence, between commas, colons and brackets, begins and ends that the form stands in."""
+    m = form.search(text)
+    after = _ENDS.search(text, m.end()) if m else None
+    return (
+        (max(text.rfind(c, 0, m.start()) for c in ",;:(") + 1, after.start() if after else len(text)) if m else (0, 0)
+    )
+
+
 def _won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "Ahead at 9 of the 10 sizes" beside a table of ten rows and two columns; "faster on every shape" where in one
     row it is not."""
-    every = _ALL.search(row.text)
-    if every:
-        # "…, with the largest gain, 1.30x, at 4096 tokens" is no part of the claim.
-        first, last = max(row.text.rfind(c, 0, every.start()) for c in ",;:("), every.end()
-        last = next((i for i in range(last, len(row.text)) if row.text[i] in ",;:("), len(row.text))
-        beside = any(first < q.start < last for q in row.of("ratio", "percent"))
-        every = every if not beside and not _NOT_ALL.search(row.text[first + 1 : last]) else None
+    first, last = _clause(row.text, _ALL)  # "…, with the largest gain, 1.30x, at 4096 tokens" is no part of the claim
+    beside = any(first <= q.start < last for q in row.of("ratio", "percent"))
+    every = first < last and not beside and not _NOT_ALL.search(row.text[first:last])
     m = _OF.search(row.text) if _WON.search(row.text) else None
     for g in grids:
         pairs = _pairs(g)
@@ -274,10 +280,10 @@ def _worst(row: Row, near: list[Grid]) -> Iterator[Finding]:
     m = _WORST.search(row.text)
     said = [q for q in row.of("ratio") if m and q.exact and abs(q.start - m.end()) < 50]
     for g in near if len(said) == 1 else ():
-        held = [[q for r in g.body if (q := r.figure(c))] for c in g.columns("ratio")]
-        least = min(held[0], key=lambda q: q.value.mid) if len(held) == 1 and len(held[0]) > 2 else None
-        (q,) = said
-        if least and any(f.value.meets(q.value, 0.005) for f in held[0]) and least.value.hi < 0.97 * q.value.mid:
+        columns, q = g.columns("ratio"), said[0]
+        held = [f for r in g.body if (f := r.figure(columns[0]))] if len(columns) == 1 else []
+        least = min(held, key=mid) if len(held) > 2 and any(f.value.meets(q.value, 0.005) for f in held) else None
+        if least and least.value.hi < 0.97 * q.value.mid:
             message = f"line {least.line} has {least.text}, less than {q.text}: is it of other cases?"
             yield finding(QUESTION, "headline", message, q, least)
 

@@ -106,8 +106,12 @@ def _stacked(report: Report) -> Iterator[Finding]:
         products = [math.prod(p.value.mid for p in c) for c in some]
         q, made = held[last][1] if held else None, products[-1] if products else 0.0
         if q and made and not any(q.value.meets(x, 0.025) for x in products) and 0.3 < q.value.mid / made < 3:
-            message = f"{' × '.join(p.text for p in parts)} is {made:.3g}x, not {q.text}: of which steps is it?"
-            yield finding(QUESTION, "product", message, q, *parts)
+            yield _other_product(q, parts, made)
+
+
+def _other_product(q: Quantity, parts: list[Quantity], made: float) -> Finding:
+    message = f"{' × '.join(p.text for p in parts)} is {made:.3g}x, not {q.text}: of which steps is it?"
+    return finding(QUESTION, "product", message, q, *parts)
 
 
 def _of_steps(report: Report) -> Iterator[Finding]:
@@ -122,8 +126,7 @@ def _of_steps(report: Report) -> Iterator[Finding]:
                 made = math.prod(p.value.mid for p in parts)
                 near = len(parts) > 2 and abs(g.rows[-1].line - row.line) < 40 and 0.3 < q.value.mid / made < 3
                 if near and _BEFORE.search(g.header[c]) and not q.value.meets(made, 0.04):
-                    message = f"{' × '.join(p.text for p in parts)} is {made:.3g}x, not {q.text}: of which steps is it?"
-                    yield finding(QUESTION, "product", message, q, *parts)
+                    yield _other_product(q, parts, made)
 
 
 def _saved(report: Report) -> Iterator[Finding]:

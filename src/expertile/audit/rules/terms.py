@@ -217,12 +217,12 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
     # One stream is a time for each token, or what is said to be one.
-    single = batch.value == 1 if batch else q.kind == "s_per_token" or SINGLE.search(f"{row.words} {row.lead}")
+    alone = SINGLE.search(f"{row.words} {row.lead}")
+    single = batch.value == 1 if batch else q.kind == "s_per_token" or alone
     drafted = row.kind == "table" and drafts(report)  # the text below may say so
     single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
     active = next(({*map(float, of)} for form in _ACTIVE if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
-    alone = SINGLE.search(f"{row.words} {row.lead}")
     several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
     if drafted or (several and not step):
         return None
