@@ -10,7 +10,7 @@ __device__ __forceinline__ void list_groups(int* ends, int* row_ends, int G, con
     const int g = base + lane;
     const int end = g < G ? row_end(g) : 0, beside = __shfl_up_sync(0xffffffffu, end, 1);
     int x = g < G ? units(end - (lane ? beside : row)) : 0;
-#pragma unroll
+#pragma unroll 1
     for (int d = 1; d < LANES; d *= 2) {
       const int y = __shfl_up_sync(0xffffffffu, x, d);
       if (lane >= d) x += y;
@@ -61,6 +61,12 @@ __device__ __forceinline__ Place in_bands(int tile, int tiles, int across, int b
   const int left = tiles - band * height, here = left < height ? left : height;
   const int n = quotient(inner, here);
   return {band * height + inner - n * here, n};
+}
+
+// Of the last band of those.
+__device__ __forceinline__ int in_last_band(int tiles, int band_rows) {
+  const int bands = (tiles + band_rows / 2) / band_rows;
+  return bands <= 1 ? tiles : tiles - (bands - 1) * quotient(tiles + bands - 1, bands);
 }
 
 // A dynamic schedule draws a number from `counter` for each of `units` units, by one lane; the last number drawn sets it

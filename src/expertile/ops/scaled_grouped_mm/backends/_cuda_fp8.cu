@@ -311,7 +311,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
     } else if (warp == 4 * CONSUMERS + 1) {
       // The scheduler: a tile ahead of the others, with its scales of b.
       const int scales_n = (N + 127) / 128, across = n_full + (n_rest != 0);
-      Units units{-1, 0, 0};
+      Units units{-1, 0, 0, 0, 0, 0};
       int t = program;
       for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_empty + slot * 8, parity);
@@ -319,7 +319,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
           if (units.whole < 0) {
             list_groups(tile_ends, row_ends, G, [=](int g) { return G == 1 ? M : load_now(offs + g); },
                         [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
-            units = units_of(tile_ends[G - 1], programs);
+            units = units_of(programs, n_full, n_rest, G, tile_ends, row_ends);
           }
           if (DYNAMIC && lane == 0 && t >= programs) drawn(counter, t - programs, units.all);
           tile = locate(t, units, n_full, n_rest, G, tile_ends, row_ends);

@@ -7,14 +7,26 @@ constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many 
 struct Tile { int group, row, row_end, col, width; };
 
 // What programs take: tiles, of which those from number `whole` on are cut into `parts` of 64 columns, or of 128 and 64.
-struct Units { int whole, parts, all; };
+// Or, without parts, tiles of 128 columns from column `col` on in the last `high` rows of tiles of `group`.
+struct Units { int whole, parts, all, group, high, col; };
 
-// The last wave has a tile for some programs only: parts of it, if there are programs for all of them.
-__device__ __forceinline__ Units units_of(int tiles, int programs) {
-  if (SPLIT > 1 || BLOCK_N <= 64 || BLOCK_N % 64 || tiles < programs) return {tiles, 1, tiles};
+// The last wave has a tile for some programs only: parts of it, or tiles of 128 columns in place of 192, if there are
+// programs for all of them.
+__device__ __forceinline__ Units units_of(int programs, int n_full, int rest, int G, const int* tile_ends,
+                                          const int* row_ends) {
+  const int tiles = tile_ends[G - 1];
+  if (SPLIT > 1 || BLOCK_N <= 64 || BLOCK_N % 64 || tiles < programs) return {tiles, 1, tiles, 0, 0, 0};
   const int left = tiles - quotient(tiles, programs) * programs;
   const int parts = left * (BLOCK_N / 64) <= programs ? BLOCK_N / 64 : left * 2 <= programs ? 2 : 1;
-  return {parts > 1 ? tiles - left : tiles, parts, tiles + left * (parts - 1)};
+  if (BLOCK_N == 192 && parts == 1) {
+    const int across = n_full + (rest != 0), g = group_of(tiles - 1, tile_ends, G), row = g ? row_ends[g - 1] : 0;
+    const int high = in_last_band((row_ends[g] - row + ROWS - 1) / ROWS, GROUP_M), columns = quotient(left + high - 1, high);
+    const int col = (across - columns) * BLOCK_N, whole = tiles - high * columns;
+    const int narrow = high * ((n_full * BLOCK_N + rest - col + 127) / 128);
+    const bool fit = columns <= across && whole >= programs && narrow - high * columns + left <= programs;
+    if (fit) return {whole, 0, whole + narrow, g, high, col};
+  }
+  return {parts > 1 ? tiles - left : tiles, parts, tiles + left * (parts - 1), 0, 0, 0};
 }
 
 // Number `tile` of the tiles of a group, rows [row, row_end).
@@ -30,14 +42,21 @@ __device__ __forceinline__ Tile tile_of(int tile, int group, int row, int row_en
 __device__ __forceinline__ Tile locate(int unit, const Units& units, int n_full, int rest, int G, const int* tile_ends,
                                        const int* row_ends) {
   if (unit >= units.all) return {0, 0, 0, 0, 0};
+  const int beyond = unit - units.whole;
+  if (BLOCK_N == 192 && units.parts == 0 && beyond >= 0) {
+    const int g = units.group, begin = g ? row_ends[g - 1] : 0, end = row_ends[g], n = quotient(beyond, units.high);
+    const int row = begin + ((end - begin + ROWS - 1) / ROWS - units.high + beyond - n * units.high) * ROWS;
+    const int col = units.col + n * 128, left = n_full * BLOCK_N + rest - col;
+    return {g, row == begin ? row : min(row, end - 64), end, col, min(128, (left + EDGE - 1) / EDGE * EDGE)};
+  }
   int t = unit, part = 0;
-  if (unit >= units.whole) {
-    t = units.whole + quotient(unit - units.whole, units.parts);
+  if (beyond >= 0) {
+    t = units.whole + quotient(beyond, units.parts);
     part = unit - units.whole - (t - units.whole) * units.parts;
   }
   const int g = group_of(t, tile_ends, G);
   Tile found = tile_of(t - (g ? tile_ends[g - 1] : 0), g, g ? row_ends[g - 1] : 0, row_ends[g], n_full, rest);
-  if (unit >= units.whole) {
+  if (beyond >= 0) {
     // Past the edge: the last columns once more, with the same bits.
     const bool thirds = units.parts * 64 == BLOCK_N;
     found.col += min(part * (thirds ? 64 : 128), found.width - 64);

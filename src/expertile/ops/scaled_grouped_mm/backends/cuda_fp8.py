@@ -149,53 +149,52 @@ def supports(problem: ScaledProblem, device: Device) -> str | None:
     return nvrtc.missing()
 
 
-def _waves(problem: ScaledProblem, device: Device, config: Config, tiles_m: float | None = None) -> float:
-    """Programs' tiles for each multiprocessor; tiles_m: rows of tiles in a group, without it those of its mean rows."""
-    tiles_m = -(-problem.mean_group // config.rows) if tiles_m is None else tiles_m
+def _waves(problem: ScaledProblem, device: Device, config: Config) -> float:
+    """Programs' tiles for each multiprocessor, where groups have their mean rows."""
+    tiles_m = -(-problem.mean_group // config.rows)
     return problem.groups * tiles_m * -(-problem.n // config.block_n) * config.split_k / device.sm_count
 
 
 # From so many tiles of a multiprocessor on they are drawn from a counter.
-_DRAWN = 5
+_DRAWN = 6
 
 
-def _rounds(waves: float, config: Config) -> float:
+def _rounds(problem: ScaledProblem, device: Device, config: Config) -> float:
     """How many tiles, one after another, the multiprocessor with the most work takes. The kernel cuts the tiles of a
-    last wave that is a third or half full; drawn tiles even out what is left."""
+    last wave that is a third or half full, and of one of 192 columns that the last group's columns make in tiles of
+    128; drawn tiles even out what is left."""
+    waves = _waves(problem, device, config)
     whole = math.floor(waves)
     last = waves - whole
     if config.dynamic or not last:
         return waves
     if whole and config.block_n in (128, 192) and config.split_k == 1:
         if last * (config.block_n // 64) <= 1:
-            return whole + (0.55 if config.block_n == 192 else 0.75)
+            return whole + (0.55 if config.block_n == 192 else 0.87)
         if last * 2 <= 1:
-            return whole + 0.83
+            return whole + 0.93
+        if config.block_n == 192 and last <= min(0.64, waves / problem.groups):
+            return whole + 0.75
     return whole + 1
 
 
 def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
-    """Modelled time of one call (`gluon_fp8.modelled`), a tenth of it as if groups ended anywhere in a tile.
+    """Modelled time of one call (`gluon_fp8.modelled`).
 
     Two consumers cover each other's promotion, the better the wider their tile, the worse where two scales of b meet
-    anywhere in it; where a group has up to 64 rows, one is alone, and no more than those are loaded. (Fitted to 80
-    problems of 24 to 1752 rows a group on an H200, 2026-11-27: docs/notes/quantised.md, "One model".)"""
-    rows = problem.mean_group
-    alone = rows <= 64 or config.consumers == 1
-    covered = 1.0 + 0.04 * (config.block_n % 64 > 0) - 0.07 * max(0, config.block_n - 128) / 64
-    waiting = 1.5 if alone else covered
-
-    def rounds(tiles_m: float) -> float:
-        return _rounds(_waves(problem, device, config, tiles_m), config)
-
-    waves = gluon_fp8.expected(rounds, rows / config.rows, 0.1 if problem.groups > 1 else 0.0)
+    anywhere in it; where a group has up to 64 rows, one is alone, and no more than those are loaded. (Fitted to 96
+    problems of 40 to 700 rows a group and 65 of 24 to 1752 on an H200, 2026-11-27: docs/notes/quantised.md, "One
+    model".)"""
+    alone = problem.mean_group <= 64 or config.consumers == 1
+    covered = 1.0 + 0.06 * (config.block_n % 64 > 0) - 0.105 * max(0, config.block_n - 128) / 64
     units = _waves(problem, device, config) * device.sm_count
     tile = 64 if alone else config.rows, config.block_n
     loading = (min(tile[0], problem.m) + tile[1]) / sum(tile)  # boxes end where the tensor does
-    seconds = gluon_fp8.modelled(problem, device, tile, waiting, waves, units, config.split_k, loading)
+    waiting, rounds = 2.0 if alone else covered, _rounds(problem, device, config)
+    seconds = gluon_fp8.modelled(problem, device, tile, waiting, rounds, units, config.split_k, loading)
     copied = problem.scale_a_strides[0] != 1  # scales of a, by a kernel of its own
-    # Its first tile is found, and asked of memory, before the kernel ahead is done.
-    seconds += 2e-6 * copied - 0.2e-6
+    # Its first tile is found, and asked of memory, before the kernel ahead is done; by fewer warps sooner.
+    seconds += 2e-6 * copied - 0.2e-6 - 0.43e-6 * (config.consumers == 1)
     return seconds + (4.6e-6 if config.block_n == 128 else 1.1e-6) * (config.split_k > 1)
 
 
@@ -208,7 +207,7 @@ def slower(problem: ScaledProblem, device: Device) -> str | None:
         return None
     config = configs(problem, device)[0]
     ours, theirs = _seconds(problem, device, config), gluon_fp8.best_seconds(problem, device)
-    return f"modelled at {ours * 1e6:.1f} us, gluon_fp8 at {theirs * 1e6:.1f}" if theirs < ours else None
+    return f"modelled at {ours * 1e6:.1f} us, gluon_fp8 at {theirs * 1e6:.1f}" if 1.05 * theirs < ours else None
 
 
 def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
@@ -224,16 +223,13 @@ def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
 def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the one with the lowest modelled time first, its tiles shared out beforehand where they are
     few."""
-    lone, split = Config(64, dynamic=False, consumers=1), Config(64, dynamic=False, split_k=2)
-    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in map(Config, _WIDTHS[2:])]
-    if problem.mean_group > 64:
-        found += [c for n in _WIDTHS[:2] if _waves(problem, device, c := Config(n, dynamic=False)) <= 1]
-    if problem.mean_group <= 64:
-        low = [lone, *(replace(lone, block_n=n) for n in (80, 96))]
-        # Of equal times the first is taken: two consumers where some groups may have more rows than one holds.
-        found = found + low if problem.groups > 1 and problem.mean_group > 48 else low + found
+    split = Config(64, dynamic=False, split_k=2)
+    widths = [(n, 2) for n in _WIDTHS[2:]] + [(n, 1) for n in (64, 80, 96) if problem.mean_group <= 192]
+    found = [Config(n, consumers=consumers) for n, consumers in widths]
+    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in found]
+    found += [c for n in _WIDTHS[:2] if _waves(problem, device, c := Config(n, dynamic=False)) <= 1]
     if _waves(problem, device, split) <= 2:
-        found += [replace(lone, split_k=2), split, replace(split, block_n=128)]
+        found += [replace(split, consumers=1), split, replace(split, block_n=128)]
     found = [_fitted(c, problem, device) for c in found]
     first, *others = sorted(found, key=partial(_seconds, problem, device))
     more = (replace(first, dynamic=not first.dynamic),) if first.split_k == 1 else ()

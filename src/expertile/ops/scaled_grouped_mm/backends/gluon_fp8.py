@@ -193,7 +193,7 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
         return math.ceil(units / device.sm_count)
 
     units = math.ceil(rows / config.block_m) * across
-    rounds = expected(waves, rows / config.block_m, uneven)
+    rounds = _expected(waves, rows / config.block_m, uneven)
     # H200, 64 rows, 7168 -> 4096: 16.2 us in tiles of 32 columns, 14.5 in 64 and two parts of K.
     loading = 1.7 if config.block_n < 64 else 1.0
     seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, units, config.split_k, loading)
@@ -203,7 +203,7 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
     return seconds
 
 
-def expected(waves: Callable[[float], float], tiles_m: float, uneven: float) -> float:
+def _expected(waves: Callable[[float], float], tiles_m: float, uneven: float) -> float:
     """`waves` of a group's rows of tiles, whole ones where all groups have its rows, half a tile more where they end
     anywhere, which `uneven` of them are taken to do."""
     return (1 - uneven) * waves(math.ceil(tiles_m)) + uneven * waves(tiles_m + 0.5)
