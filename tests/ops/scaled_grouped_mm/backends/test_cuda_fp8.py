@@ -248,7 +248,8 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
     longer = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168, past=9)
     alone = cases.Case("alone", cases.M, cases.BLOCK, (150,), n=264, k=640, past=300)  # rows past the only group
     odd = cases.Case("odd", cases.M, cases.BLOCK, (0, 1, 284, 9), n=576, k=128)
-    for case in (*cases.CASES, longer, alone, odd):
+    narrow = cases.Case("narrow", cases.M, cases.BLOCK, (250,), n=952, k=256)  # 6 tiles of 192 columns, then 6 of 128
+    for case in (*cases.CASES, longer, alone, odd, narrow):
         operands = cases.make(case)
         problem = cases.problem_of(case, operands)
         if BACKEND.supports(problem, H200) is None and (config == Config() or case.out_dtype is longer.out_dtype):
