@@ -96,6 +96,14 @@ def test_waves_of_wide_tiles(waves, k, backend, wide, hopper):
         assert run(backend, case, lambda _, configs=configs: configs) == len(configs)
 
 
+@pytest.mark.parametrize(("sizes", "n"), [((1501,), 3328), ((70, 0, 1400, 0), 3336)])
+def test_a_last_wave_of_128_columns(sizes, n, hopper):
+    """On 132 multiprocessors: 1.6 waves of 192 columns, the last columns of the last group in tiles of 128."""
+    case = Case(f"narrow-n{n}", Layout.RAGGED_M, Recipe.BLOCK, sizes, n=n, k=656, past=3)
+    configs = [cuda_fp8.Config(), cuda_fp8.Config(dynamic=False)]
+    assert run(cuda_fp8.BACKEND, case, lambda _: configs) == 2
+
+
 @pytest.mark.parametrize("case", [c for c in LARGE if c.out_dtype is torch.float32 or c.recipe is Recipe.ROW], ids=str)
 def test_wide_tiles_of_every_recipe(case, hopper):
     assert run(gluon_fp8.BACKEND, case, lambda _: [gluon_fp8.Config(128, 256, 3)]) == 1
