@@ -92,12 +92,7 @@ __device__ __forceinline__ Tile received(u32 at) {
 __device__ __forceinline__ Tile tile_of_few(int t, int row_end, int n_full, int rest, int G) {
   const int lane = threadIdx.x % LANES, above = __shfl_up_sync(0xffffffffu, row_end, 1), row = lane ? above : 0;
   const int across = n_full + (rest != 0), mine = lane < G ? (row_end - row + ROWS - 1) / ROWS * across : 0;
-  int end = mine;
-#pragma unroll 1
-  for (int d = 1; d < G; d *= 2) {
-    const int y = __shfl_up_sync(0xffffffffu, end, d);
-    if (lane >= d) end += y;
-  }
+  const int end = summed_up(mine, G);
   const int g = __popc(__ballot_sync(0xffffffffu, lane < G && end <= t));
   if (g == G) return {0, 0, 0, 0, 0};
   const int first = __shfl_sync(0xffffffffu, end - mine, g);
