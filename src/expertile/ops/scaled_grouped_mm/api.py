@@ -92,7 +92,7 @@ def scaled_grouped_mm(
 
 def choose(problem: ScaledProblem, device: Device, backends: Sequence[Backend] = BACKENDS) -> Choice[Backend]:
     """The backend, its config and a sentence why. On a GPU the first backend that takes the problem without waiting for
-    the device, with the config that its own model puts first; `cuda_fp8` says itself where `gluon_fp8` wins. On a CPU,
+    the device, with the config that its own model puts first; `cuda_fp8` says itself where it is slower. On a CPU,
     or where nothing else runs, the loop. ValueError with every backend's reason when none supports the problem."""
     if (like := _rounded_up(problem)) is not problem:
         with suppress(ValueError):
@@ -118,7 +118,7 @@ def _rounded_up(problem: ScaledProblem) -> ScaledProblem:
 def _choose(problem: ScaledProblem, device: Device, backends: Sequence[Backend]) -> Choice[Backend]:
     def unwanted(backend: Backend) -> str | None:
         beaten = backend is cuda_fp8.BACKEND and any(b.name == "gluon_fp8" for b in backends)
-        return cuda_fp8.slower(problem, device) if beaten else None
+        return cuda_fp8.slower(problem) if beaten else None
 
     return first_able(problem, device, backends, "the first that takes it", unwanted)
 

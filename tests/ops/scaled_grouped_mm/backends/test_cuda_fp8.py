@@ -65,7 +65,7 @@ def test_needs_nvrtc(monkeypatch):
         (4, 8192, 4096, 7168, Config()),
         (4, 512, 7168, 2048, Config(dynamic=False)),
         (8, 512, 4096, 7168, Config(dynamic=False)),
-        (1, 832, 4160, 5248, "modelled at"),
+        (1, 832, 4160, 5248, Config(128, 5, dynamic=False)),
         (128, 512, 2048, 1536, Config()),
         (4, 128, 7168, 7168, Config(112, 6, dynamic=False)),
         (2, 232, 4480, 3200, Config(144, 5, dynamic=False)),

@@ -16,7 +16,6 @@ read once; and where there are fewer tiles than multiprocessors, latency: `split
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -164,8 +163,8 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     return best_splits(sorted(found, key=rank))
 
 
-def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: float = 0.0) -> float:
-    """Modelled time of one call; `uneven`: how far groups are taken to end anywhere in a tile, not where `m` says."""
+def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
+    """Modelled time of one call."""
     p = problem
     # 4096 multiply-adds a clock and SM. One consumer alone waits for its own promotion, less where that goes on under
     # the products of a pair; two cover each other's, entirely in pairs, best in halves, which they queue in order.
@@ -184,34 +183,20 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config, uneven: flo
     rows = max(p.mean_group, 1) if p.layout is Layout.RAGGED_M else p.m
     across = p.groups * math.ceil(p.n / config.block_n) * config.split_k
 
-    def waves(tiles_m: float) -> float:
-        units = tiles_m * across
-        if units >= 8 * device.sm_count:
-            return units / device.sm_count + 0.5
-        if halves and config.split_k == 1 and 0 < 2 * (units % device.sm_count) <= device.sm_count:
-            return units // device.sm_count + 0.8  # the last tiles are taken in halves
-        return math.ceil(units / device.sm_count)
-
     units = math.ceil(rows / config.block_m) * across
-    rounds = _expected(waves, rows / config.block_m, uneven)
+    if units >= 8 * device.sm_count:
+        waves = units / device.sm_count + 0.5
+    elif halves and config.split_k == 1 and 0 < 2 * (units % device.sm_count) <= device.sm_count:
+        waves = units // device.sm_count + 0.8  # the last tiles are taken in halves
+    else:
+        waves = math.ceil(units / device.sm_count)
     # H200, 64 rows, 7168 -> 4096: 16.2 us in tiles of 32 columns, 14.5 in 64 and two parts of K.
     loading = 1.7 if config.block_n < 64 else 1.0
-    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, rounds, units, config.split_k, loading)
+    seconds = modelled(p, device, (config.block_m, config.block_n), waiting, waves, units, config.split_k, loading)
     # The partial sums, written and read through L2, and the launch of the kernel that adds them up.
     if config.split_k > 1:
         seconds += 4e-6 + 8.0 * config.split_k * p.m * p.n / 5e12
     return seconds
-
-
-def _expected(waves: Callable[[float], float], tiles_m: float, uneven: float) -> float:
-    """`waves` of a group's rows of tiles, whole ones where all groups have its rows, half a tile more where they end
-    anywhere, which `uneven` of them are taken to do."""
-    return (1 - uneven) * waves(math.ceil(tiles_m)) + uneven * waves(tiles_m + 0.5)
-
-
-def best_seconds(problem: ScaledProblem, device: Device) -> float:
-    """Modelled time of the default config, a fifth of it as if groups ended anywhere in a tile."""
-    return _seconds(problem, device, configs(problem, device)[0], uneven=0.2 if problem.groups > 1 else 0.0)
 
 
 def modelled(
