@@ -62,7 +62,7 @@ _KEY = re.compile(
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = (
     re.compile(r" ?[x×*·] ?[\dA-Z]| ?[*·] ?[a-z]|[-/:]\d|\w"),
-    re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}"),
+    re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}|\s?[*×·]\s*[A-Za-z(]"),
 )
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")

@@ -162,7 +162,8 @@ class Row:
         found, _, near = self._stated("devices")
         # Far from the row only where no other processor can be meant, and then any of the report's own.
         if not near:
-            return () if report.everything.foreign else report.everything.of("devices")
+            other = report.everything.foreign and not re.search(r"(?i)\bcuda\b", self.text)
+            return () if other else report.everything.of("devices")
         # A paragraph may speak of another part than its headings.
         heads = () if self.facts.of("devices") else (report.facts[b].of("devices") for b in report.sections[self.block])
         return tuple(dict.fromkeys((*found, *itertools.chain(*heads))))

@@ -75,6 +75,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
     ("items_per_s", r"(?P<p>[kMGT])(?P<noun>(?:LU|CU|TE)P)S\b"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
+    ("money", r"(?P<p>[kKM])(?:illion)? ?(?:USD|EUR|dollars?)\b|(?:USD|EUR)(?P<thousands>[kKMB])\b"),
     ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("power", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:W|[Ww]atts?)\b"),
     ("energy", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:(?P<h>Wh|[Ww]att[- ]?hours?)|J|[Jj]oules?)\b"),
@@ -233,7 +234,7 @@ def _noun(found: str) -> str:
 
 
 def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
-    prefix = (groups.get("p") or "")[:1].lower()
+    prefix = (groups.get("p") or groups.get("thousands") or "")[:1].lower()
     low = high = _TEN.get(prefix, 1.0) * (2 if groups.get("mac") else 1)
     if kind in ("bandwidth", "bytes"):
         two = 2.0 ** (10 * " kmgt".index(prefix or " "))

@@ -78,11 +78,19 @@ NAMES = {
         rf"(?:max|total|num)(?: {_OPTIMIZER.rstrip()})? (?:steps|iterations)",
         rf"(?i)\b(?:max_?steps|total {_OPTIMIZER}steps)\b[^.;\d]{{0,24}}? {_N}\b",
     ),
-    "steps": Name("n", r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?:steps?|iterations?)"),
-    "step_tokens": Name(
-        "n token/item", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update)|batch size tokens"
+    "steps": Name(
+        "n",
+        r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?:steps?|iterations?)",
+        rf"(?i){_N} {_OPTIMIZER}(?:steps|iterations|updates)\b(?! (?:per|of warm|warm))",
     ),
-    "tokens_seen": Name("n", r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens"),
+    "step_tokens": Name(
+        "n token/item", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be| is)?|batch size tokens"
+    ),
+    "tokens_seen": Name(
+        "n tokens",
+        r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens",
+        r"(?i)tokens (?:seen|consumed|in all|in total|altogether)",
+    ),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
     "tokens": Name("n", r"(?:num |n )?tokens"),
@@ -104,7 +112,11 @@ NAMES = {
     "hidden": Name("n", r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd)", rf"\bhidden(?: size)? {_N}\b"),
     "ffn": Name("n", r"(?:arch |model )?(?:d ff|ffn(?: dim| hidden size)?|intermediate size)"),
     "vocab": Name("n", r"(?:arch |model )?(?:n )?vocab(?: size)?"),
-    "experts": Name("n", r"(?:n |num )?(?:routed |local )?experts", rf"{_N} (?:routed )?experts\b"),
+    "experts": Name(
+        "n",
+        r"(?:n |num )?(?:routed |local )?experts",
+        rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:an? |each |every |one )?(?:gpu|rank|device|card|node))",
+    ),
     "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
     "expert_load": Name(
@@ -115,7 +127,9 @@ NAMES = {
         r"(?:attention|shared|dense|non expert)[\w +]*always (?:used|active)|(?:shared|dense|non expert)(?: param\w*)?",
     ),
     "one_expert": Name("n params", r"one expert\b[\w ,]*|(?:per|each) expert"),
-    "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?"),
+    "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e\b|ated?\b)", least=1e6),
+    "all_params": Name("n params", r"sum|total(?: param(?:eter)?s)?|param(?:eter)?s", r"(?i)\bin total|in all\b", least=1e8),
+    "routed": Name("n params", r"(?:all )?routed(?: experts?)?(?: param(?:eter)?s)?", r"(?i)in (?:the )?routed", least=1e8),
     "checkpoint": Name(
         "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
     ),
@@ -137,6 +151,17 @@ NAMES = {
     "tokens_out": Name("n", r"^total (?:generated|output) tokens"),
     "total_rate": Name("tokens_per_s", r"^total token throughput(?: tok/s)?"),
     "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?"),
+    "whole_rate": Name(
+        "tokens_per_s", r"^(?:(?:total )?output )?(?:token )?throughput|^(?:total |global )?tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?"
+    ),
+    "gpu_rate": Name(
+        "tokens_per_s",
+        r"^per gpu (?:output )?(?:token )?throughput|^(?:output )?throughput per gpu|"
+        r"^tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?(?: per |/| )gpu",
+    ),
+    "mean_concurrency": Name("n", r"^concurrency|^number of concurrent requests"),
+    "mean_ttft": Name("time", rf"^{_MEAN} (?:ttft|time to first token)(?: ttft)?"),
+    "mean_itl": Name("time s_per_token", rf"^{_MEAN} (?:itl|tpot|inter token latency|time per output token)(?: tpot| itl)?"),
     "blocks": Name("n", r"gpu blocks|(?:num )?(?:gpu|kv) blocks"),
     "block_tokens": Name("n", r"block size"),
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
@@ -150,8 +175,16 @@ NAMES = {
     "acceptance": Name(
         "n percent", r"accept\w*(?: rate| prob\w*)?", r"accepted with (?:a )?probability (?:of )?(0?\.\d+)"
     ),
-    "drafted": Name("n", r"(?:draft|spec(?:ulative)?) len(?:gth)?|num (?:speculative|draft) tokens|gamma"),
-    "accepted_length": Name("n tokens token/item", r"(?:mean )?accept(?:ed|ance) len(?:gth)?"),
+    "drafted": Name(
+        "n",
+        r"(?:draft|spec(?:ulative)?) len(?:gth)?|(?:num )?(?:speculative|draft(?:ed)?) tokens|gamma|k",
+        rf"(?i){_N} (?:draft|speculative) tokens|\b(?:k|gamma) ?= ?{_N}|draft(?:ing|s|ed)? {_N} tokens",
+    ),
+    "accepted_length": Name(
+        "n tokens token/item",
+        r"(?:mean |avg |average )?(?:accept(?:ed|ance) len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round))",
+        r"(?i)accept(?:ed|ance) length (?:of |is |was |: ?)?(\d+\.\d+)",
+    ),
     "expected_length": Name(
         "n ratio tokens token/item", r"(?:expected |mean )?tokens per (?:target )?(?:pass|step|verif\w*)"
     ),

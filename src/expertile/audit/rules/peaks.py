@@ -55,7 +55,12 @@ _PCIE = re.compile(
 _LSPCI = re.compile(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
 _SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}  # GT/s of each generation
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
-_NIC = re.compile(r"(?i)(?:connectx|bluefield)[\w-]* (?:ports? )?(?:(?:at|of|with) )?$")
+_NIC = re.compile(
+    r"(?i)(?:connectx|bluefield|\bnics?\b|\bhcas?\b|\badapters?\b)[\w-]*[ ,(]*"
+    r"(?:(?:(?:single|dual|one|two|\d)[ -])?ports? |[nhex]dr\d*,? |(?:each|at|of|with|an?) )*$"
+)
+_ALONE = re.compile(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
+_ONE_NIC = re.compile(r"\b(?:single|one) (?:adapter|nic|port|hca|cable)\b")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
@@ -118,10 +123,11 @@ def limits(report: Report) -> Iterator[Finding]:
     stated: list[_Limit] = []
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
+        nics = {q for q, _ in held if _NIC.search(row.text[: q.start]) and "b" in q.text}
         said = [
             bool(
                 _PORT.search(q.text)
-                or (_NIC.search(row.text[: q.start]) and "b" in q.text)
+                or q in nics
                 or is_limit(own)
                 or NAMED.search(row.text[: q.start][-40:])
                 or _is_sheet(q)
@@ -132,6 +138,7 @@ def limits(report: Report) -> Iterator[Finding]:
             if (told or (any(said) and _ways(own) and not SHOWN.search(row.text))) and "spars" not in own:
                 part = "/".join(facts(own).of("formats"))
                 part = part if q.kind == "rate" else _part(own) or _part(row.text) or _part_of(row, q, own)
+                part = "network" if q in nics else part
                 many = _LINKS_OF.search(own[: own.find(q.text)])
                 n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
                 stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
@@ -190,7 +197,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     if limit.q and q.value.meets(2 * most, 0.01) and re.search(r"(?i)duplex|direction|one.way|each way", row.text):
         return  # both ways, and one
-    several = max((1.0, *row.report.everything.of("gpus"))) if not q.per_device and not limit.ways else 1.0
+    alone = q.per_device or _ALONE.search(f"{row.lead} {row.headings}") or _ONE_NIC.search(row.report.text)
+    several = max((1.0, *row.report.everything.of("gpus"))) if not alone and not limit.ways else 1.0
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
     slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03
     if slack * several * most < q.value.lo < (8 if told else 3) * most:

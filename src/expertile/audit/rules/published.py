@@ -113,6 +113,9 @@ FORMULAS = (
         unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
     ),
     Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
+    Formula(
+        "parameters", "active = all_params - routed * (1 - topk / experts)", sure=NEVER, slack=0.04, unless="first-?k"
+    ),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula(
         "routing",
@@ -150,7 +153,25 @@ FORMULAS = (
         keys=_STATISTIC,
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
-    Formula("speculation", "accepted_length <= drafted + 1", reach="row"),
+    Formula("speculation", "accepted_length <= drafted + 1", reach="row", unless="(?<!no )tree[ -](?:draft|att|verif)"),
+    Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=NEVER, slack=0.02),
+    Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=NEVER, slack=0.02),
+    # Both are sums of the requests' times over the time of the benchmark (sglang, TensorRT-LLM, siege).
+    Formula(
+        "concurrency",
+        "mean_concurrency = request_rate * mean_latency if mean_concurrency % 1 else mean_concurrency",
+        slack=0.03,
+        far=0.1,
+        reach="block",
+    ),
+    Formula(
+        "latency",
+        "mean_latency = mean_ttft + (tokens_out / completed - 1) * mean_itl",
+        sure=NEVER,
+        slack=0.1,
+        reach="block",
+        unless="speculat|eagle|draft|multi-?step",
+    ),
     Formula(
         "real-time factor", "rtf = processing / audio | audio / processing", sure=2, slack=0.03, far=0.2, reach="row"
     ),

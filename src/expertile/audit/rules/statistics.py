@@ -164,7 +164,8 @@ def summaries(report: Report) -> Iterator[Finding]:
         ):
             (kind,), every = kinds, [*chain(*same)]
             fits = any(_fits(f, kind, of, part, report) for of in (*same, every))
-            if kind == "sum" and (fits or name or f.kind != every[0].kind):
+            more = name and f.value + f.off > 0.98 * sum(x.value for x in every)
+            if kind == "sum" and (fits or more or f.kind != every[0].kind):
                 continue  # which may be of more
             key = tuple(x.line for x in same[0])
             found.setdefault(key, []).append((f, kind, every, fits))
@@ -173,7 +174,8 @@ def summaries(report: Report) -> Iterator[Finding]:
         for f, kind, of, _ in odd if len(odd) == 1 else ():
             part = bool({*f.words} & _PART)
             made = _OF[kind][0](_scaled(of, f)[part:]) * digits(f) / f.value
-            text = "" if good or _LISTED.search(report.lines[f.line - 1]) else report.text
+            less = kind == "sum" and f.value + f.off < 0.98 * sum(x.value for x in of)  # whatever is not shown
+            text = "" if good or less or _LISTED.search(report.lines[f.line - 1]) else report.text
             if 0.2 < made / digits(f) < 5 and not _SOME.search(text):
                 values, lines = _scaled(of, f), tuple(x.line for x in of)
                 outside = kind in _MIDDLE and not min(values) <= f.value <= max(values)

@@ -65,6 +65,7 @@ _DRAFTED = re.compile(
 )
 _ABSENT = re.compile(r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
+_COUNT = re.compile(r"(?i)\b(?:total |num |n_|model )?param(?:eter)?s?\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])")  # "params: 6738415616"
 MODEL = re.compile(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
@@ -198,7 +199,8 @@ def _whole(row: Row, text: str) -> bool:
 def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
     for text in (row.text, row.headings, row.report.text):
-        text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", _PARAMS.sub(r"\2\1", text))  # "N = 6.7 B"
+        text = _COUNT.sub(lambda m: f"params {float(m[1].replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
+        text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
         if found := {
             float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)
         }:
