@@ -21,9 +21,7 @@ _COUNTER = re.compile(
     r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
 )
 # Of LaTeX's tables: the end of a row, and lines that are none.
-_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(
-    r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$"
-)
+_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
 # "[ 40,  42)" is one cell.
 _INTERVAL = re.compile(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
 _GAP = re.compile(r"\s{2,}|\t+")

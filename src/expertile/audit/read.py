@@ -19,6 +19,11 @@ from expertile.audit.html import read_html
 from expertile.audit.quantity import clean
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
+# fio's jobs, of one block size each, and their results.
+_JOB = re.compile(r"(?m)^([\w.-]+): \(g=\d+\):.*? bs=(?:\(R\) )?([\d.]+[kKMG]?i?B?)-\2[,/ ]")
+_RESULT = re.compile(
+    r"(?m)^([\w.-]+): \(groupid=[^\n]*\n(?:[ ]+(?:read|write): IOPS=.*\n(?:[ ]+(?!read|write)[\w |].*\n)*)+"
+)
 # 1536³ in reStructuredText and in HTML.
 # "12\,300" of LaTeX, and other narrow spaces.
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
@@ -42,6 +47,8 @@ def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
+    jobs = dict(_JOB.findall(text)) if "IOPS=" in text else {}
+    text = _RESULT.sub(lambda m: m[0].replace("IOPS=", f"bs={jobs[m[1]]}, IOPS=") if m[1] in jobs else m[0], text)
     text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
     # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.
     if len(_COMMA.findall(text)) > 2 and not _POINT.search(text):

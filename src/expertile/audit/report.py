@@ -16,6 +16,7 @@ from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
 
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_LATER = re.compile(r"(?im)\b(?:next time|next step|to-?do|future work|later on)\b[^.\n]*")
 _ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
 _COUNTED = re.compile(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|count)[^\w,]{1,9}(\d+)(?![\d.]|,\d)"
@@ -247,7 +248,9 @@ class Report:
             row.report = self
         self.text = text.lower()
         self.sparse = bool(_SPARSE.search(self.text))
-        self.everything = facts(given + "\n" + clean(_TAG.sub(" ", text)))  # what the whole report states
+        self.everything = facts(
+            given + "\n" + clean(_TAG.sub(" ", _LATER.sub("", text)))
+        )  # what the whole report states
         self.facts = [block_facts(block) for block in self.blocks]
 
     def _grid(self, index: int, table: Table) -> None:

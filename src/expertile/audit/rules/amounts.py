@@ -58,9 +58,11 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
+    file = re.search(r"(?i)checkpoint|on disk|\bfile|download", words)
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
-    if q.kind == "bytes" and re.search(weights, row.text) and not _NO_WEIGHTS.search(words):
+    formats = facts(row.label).of("formats") if file and row.kind == "table" else formats
+    if q.kind == "bytes" and (file or re.search(weights, row.text)) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         before = row.before if row.kind == "line" else None
         if not formats and before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
@@ -70,7 +72,10 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         least = (n or 0.0) * BITS[formats[0]] / 8 if n else 0.0
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
-            yield Term("bytes", Interval(0.93 * least, least, math.inf), text, ()), 0.0, "compression"
+            # Nothing adds to unquantised weights but what their name leaves out.
+            plain = file and BITS[formats[0]] > 8 and not re.search(r"(?i)gemma|optim|state|adam|vision", row.text)
+            most = 1.15 * least if plain and q.value.lo < 3 * least else math.inf
+            yield Term("bytes", Interval(0.93 * least, least, most), text, ()), 0.0, "compression"
 
 
 def _cache(row: Row, q: Quantity) -> Term | None:

@@ -25,6 +25,7 @@ _PERIOD = re.compile(r"(?:per|/|a)[_ ]?(hour|day|month|year)\b")
 _HOURS = {"hour": 1.0, "day": 24.0, "month": 730.0, "year": 8760.0}
 _TUPLE = re.compile(r"\d+(?: ?[x×,*] ?\d+)+")
 _PLAIN = re.compile(r"(?i)\b(?:dilat|transpos|deconv|ceil mode|same padding|asymmetric|valid)")
+_ELEMENTS = re.compile(r"(?i)#? ?(?:num(?:ber of)? )?(?:numel|elements?|elems|params?|parameters|values|count)")
 # A size that is not of the one tensor of its row.
 _OTHER = re.compile(
     r"(?i)shard|pad|per (?:gpu|rank|layer)|packed|scale|total|peak|grad|optim|saved|traffic|moved|cache"
@@ -116,18 +117,24 @@ def convolved(report: Report) -> Iterator[Finding]:
 
 
 def tensors(report: Report) -> Iterator[Finding]:
-    """Bytes that a shape and a format do not make; where two rows and more of the table do."""
+    """Elements that a shape does not make, or bytes that it does not make in its format; where two rows and more of
+    the table do."""
     for grid in report.grids:
         broken, kept = [], 0
         for row in grid.body:
-            shapes, formats = [m[0] for m in _TUPLE.finditer(row.text)], facts(row.text).of("formats")
-            q = row.only("bytes")
-            if len(shapes) != 1 or len(formats) != 1 or not q or _OTHER.search(f"{q.label} {row.label}"):
-                continue
-            made = math.prod(_sides(shapes[0])) * BITS[formats[0]] / 8
-            if q.value.meets(made, 0.01):
-                kept += 1
-            elif 1 / 9 < q.value.mid / made < 9:
-                message = f"{shapes[0]} in {formats[0]} is {si(made, 'B')}, not {q.text}"
-                broken.append(finding(QUESTION, "memory", f"{message}: of which tensor is it?", q))
+            text = re.sub(r"(?<![\d([,])\d{1,3}(?:,\d{3})+(?![\d)\],])", "", row.text)
+            shapes, formats = [m[0] for m in _TUPLE.finditer(text)], facts(text).of("formats")
+            q, n = row.only("bytes"), [*{v for name, v in (row.bare | row.own).items() if _ELEMENTS.fullmatch(name)}]
+            elements = math.prod(_sides(shapes[0])) if len(shapes) == 1 else 0
+            if len(n) == 1 and n[0] and elements:
+                kept += n[0] == elements
+                if n[0] % elements and elements % n[0] and 1 / 9 < n[0] / elements < 9:
+                    message = f"{shapes[0]} has {elements:,} elements, not {n[0]:,.0f}"
+                    broken.append(Finding(INCONSISTENT, "shape", row.line, f"{n[0]:,.0f}", message, (row.line,)))
+            elif elements and len(formats) == 1 and q and not _OTHER.search(f"{q.label} {row.label}"):
+                made = elements * BITS[formats[0]] / 8
+                kept += q.value.meets(made, 0.01)
+                if not q.value.meets(made, 0.01) and 1 / 9 < q.value.mid / made < 9:
+                    message = f"{shapes[0]} in {formats[0]} is {si(made, 'B')}, not {q.text}"
+                    broken.append(finding(QUESTION, "memory", f"{message}: of which tensor is it?", q))
         yield from broken if kept > 1 >= len(broken) else ()

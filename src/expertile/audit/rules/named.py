@@ -188,6 +188,10 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
                     parts = [float(x) for x in digits.split(":")]
                     yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
                     continue
+                if re.search(r", ?\d+, ?\d", digits):  # a list of counts, in all
+                    total = exact(sum(map(float, digits.split(","))))
+                    yield Named("", "n", total, f"{total.mid:.0f} in all", row.line, row)
+                    continue
                 if "n" not in of.kinds.split():
                     unit = match_unit(text[m.end() :].lstrip())
                     value = printed(digits) * (unit[0].low if unit else 1.0)

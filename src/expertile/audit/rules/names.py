@@ -84,7 +84,8 @@ NAMES = {
         rf"(?i){_N} {_OPTIMIZER}(?:steps|iterations|updates)\b(?! (?:per|of warm|warm))",
     ),
     "step_tokens": Name(
-        "n token/item", r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be| is)?|batch size tokens"
+        "n token/item",
+        r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be| is)?|batch size tokens",
     ),
     "tokens_seen": Name(
         "n tokens",
@@ -122,14 +123,17 @@ NAMES = {
     "expert_load": Name(
         "n", "(?!)", rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert"
     ),
+    "load_sum": Name(
+        "n", "(?!)", r"(?i)(?:loads?|counts?|tokens|histogram)(?: per expert)?[ :=]*\[(\d+(?:, ?\d+){3,})\]"
+    ),
     "always_active": Name(
         "n params",
         r"(?:attention|shared|dense|non expert)[\w +]*always (?:used|active)|(?:shared|dense|non expert)(?: param\w*)?",
     ),
     "one_expert": Name("n params", r"one expert\b[\w ,]*|(?:per|each) expert"),
-    "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e\b|ated?\b)", least=1e6),
-    "all_params": Name("n params", r"sum|total(?: param(?:eter)?s)?|param(?:eter)?s", r"(?i)\bin total|in all\b", least=1e8),
-    "routed": Name("n params", r"(?:all )?routed(?: experts?)?(?: param(?:eter)?s)?", r"(?i)in (?:the )?routed", least=1e8),
+    "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e|ated?)\b"),
+    "all_params": Name("n params", r"sum|total(?: param(?:eter)?s)?|param(?:eter)?s", r"(?i)\bin total|in all\b"),
+    "routed": Name("n params", r"(?:all )?routed(?: experts?)?(?: param(?:eter)?s)?", r"(?i)in (?:the )?routed"),
     "checkpoint": Name(
         "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
     ),
@@ -152,7 +156,8 @@ NAMES = {
     "total_rate": Name("tokens_per_s", r"^total token throughput(?: tok/s)?"),
     "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?"),
     "whole_rate": Name(
-        "tokens_per_s", r"^(?:(?:total )?output )?(?:token )?throughput|^(?:total |global )?tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?"
+        "tokens_per_s",
+        r"^(?:(?:total )?output )?(?:token )?throughput|^(?:total |global )?tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?",
     ),
     "gpu_rate": Name(
         "tokens_per_s",
@@ -161,7 +166,9 @@ NAMES = {
     ),
     "mean_concurrency": Name("n", r"^concurrency|^number of concurrent requests"),
     "mean_ttft": Name("time", rf"^{_MEAN} (?:ttft|time to first token)(?: ttft)?"),
-    "mean_itl": Name("time s_per_token", rf"^{_MEAN} (?:itl|tpot|inter token latency|time per output token)(?: tpot| itl)?"),
+    "mean_itl": Name(
+        "time s_per_token", rf"^{_MEAN} (?:itl|tpot|inter token latency|time per output token)(?: tpot| itl)?"
+    ),
     "blocks": Name("n", r"gpu blocks|(?:num )?(?:gpu|kv) blocks"),
     "block_tokens": Name("n", r"block size"),
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),

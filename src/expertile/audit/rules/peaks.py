@@ -9,7 +9,7 @@ from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import SHARE, SHOWN, formats_of, gpu_counts, is_limit, on_sheet, own_words, peaks_of
 from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY, parameters
 from expertile.audit.units import RATES
@@ -231,6 +231,8 @@ def _bus(row: Row) -> Iterator[Finding]:
     if len(alg) != 1 or len(bus) != 1 or not alg[0].value.mid:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
+    ranks = re.findall(r"(?m)^# +rank +(\d+) ", row.report.text)  # each process may have one of the GPUs
+    n = Size(float(len(ranks)), row.line, True) if len({*ranks}) == len(ranks) > 1 else n
     links = [NVLINK[part] / 2 for d in row.devices for part in NVLINK if re.search(rf"\b{part}\b", d.name)]
     # Of one node; a switch that reduces saves traffic (NVLink SHARP).
     slack = 1.1 if all((d.capability or (9, 0)) < (9, 0) for d in row.devices) else 1.5
@@ -244,7 +246,8 @@ def _bus(row: Row) -> Iterator[Finding]:
     if ratio.lo > 2.02 or (should and not ratio.meets(should, 0.03)):
         more = f"{should:.4g} times, with {n.value:.0f} GPUs" if n and should else "at most twice"
         message = f"{bus[0].text} is {ratio.mid:.3g} times the algorithm's {alg[0].text}; bus bandwidth is {more}"
-        yield finding(INCONSISTENT if ratio.lo > 2.02 else QUESTION, "bus bandwidth", message, bus[0], alg[0])
+        sure = ratio.lo > 2.02 or (should and ranks)
+        yield finding(INCONSISTENT if sure else QUESTION, "bus bandwidth", message, bus[0], alg[0])
 
 
 def _link(text: str, row: Row) -> _Limit | None:

@@ -123,6 +123,14 @@ FORMULAS = (
         sure=NEVER,
     ),
     Formula(
+        "routing",
+        "load_sum = tokens * topk | tokens",
+        sure=2,
+        slack=0,
+        reach="row",
+        unless=r"dropped[ :=]+[1-9]|(?<!no )(?<!without )capacity|padd",
+    ),
+    Formula(
         "memory",
         "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
         sure=NEVER,

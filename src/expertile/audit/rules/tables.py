@@ -84,11 +84,16 @@ def proportions(report: Report) -> Iterator[Finding]:
         factors, found = [*_factors(grid)], set[int]()
         if {"m", "n", "k"} <= grid.rows[0].own.keys():  # their work is known
             factors = [f for f in factors if f.name.lower() not in ("m", "n", "k")]
-        for n, target in itertools.product((1, 2), [f for f in factors if not f.way][::-1]):
+        for n, target in itertools.product((1, 2, 3), [f for f in factors if not f.way][::-1]):
             others = [f for f in factors if f.column != target.column and same_statistic(f.name, target.name)]
+            if n == 3:  # of two sizes and a time
+                rated = [f for f in others if target.kind in RATES and f.kind in (*RATES, *_TIMED)]
+                others = [f for f in others if f.whole and not f.way][:4] + rated[:6]
             for some in itertools.combinations(others, n):
                 # Work is rate × time, so that a rate falls with the time and grows with the sizes.
                 timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
+                if n == 3 and not (timed and sum(f.whole for f in some) == 2):
+                    continue
                 ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
                 chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
                 chosen |= size_of_name(target.name) is not None and (target.whole or target.kind != "number")
@@ -139,7 +144,8 @@ def _varies(values: Iterable[Interval]) -> bool:
 def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool, found: set[int]) -> Iterator[Finding]:
     """`found` are rows that are asked about, and columns, below zero, of which all rows say what they are made of."""
     made = {r: x for r, x in some[0].cells.items() if r in target.cells and all(r in f.cells for f in some)}
-    made = {r: x * some[1].cells[r] if some[1:] else x for r, x in made.items()}
+    for f in some[1:]:
+        made = {r: x * f.cells[r] for r, x in made.items()}
     factors = {r: target.cells[r] / x for r, x in made.items()}
     middle = sorted(f.mid for f in factors.values())[len(made) // 2] if len(made) > 2 else 0.0
     if len(made) == 3 and not exact(middle).meets(1.0, 0.002):

@@ -65,7 +65,9 @@ _DRAFTED = re.compile(
 )
 _ABSENT = re.compile(r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-_COUNT = re.compile(r"(?i)\b(?:total |num |n_|model )?param(?:eter)?s?\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])")  # "params: 6738415616"
+_COUNT = re.compile(
+    r"(?i)\b(?:total |num |n_|model )?param(?:eter)?s?\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])"
+)  # "params: 6738415616"
 MODEL = re.compile(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
