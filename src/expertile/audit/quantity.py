@@ -64,6 +64,7 @@ _IN_TEXT, _IN_CELL = (
     re.compile(r" ?[x×*·] ?[\dA-Z]| ?[*·] ?[a-z]|[-/:]\d|\w"),
     re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}|\s?[*×·]\s*[A-Za-z(]"),
 )
+_AT_PRICE = re.compile(r"\W*(?:at|@|[x×*])(?: the| a)?(?: price| rate)?(?: of)?\W*€?")  # "9,216 GPU-hours at $2.10"
 _BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
 _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
@@ -217,6 +218,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             own = replace(own[0], kind=kind, noun=""), own[1]
             if _THINGS_OF.search(before) or re.search(r"\d [a-z]+s, $", before):
                 own = replace(own[0], noun="other"), own[1]  # "1,200 clips, 10 s each"
+        if own and own[0].kind == "money" and found and found[-1].kind == "gpu*s" and _AT_PRICE.fullmatch(before):
+            own = replace(own[0], kind="$/gpu*s", low=own[0].low / 3600, high=own[0].high / 3600), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"
             own = _each(own[0], *per.group("device", "noun", "million")), own[1]
         if own and own[0].kind == "time" and found and found[-1].kind.startswith("s_per") and _TO.fullmatch(before):

@@ -47,7 +47,7 @@ def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
-    jobs = dict(_JOB.findall(text)) if "IOPS=" in text else {}
+    jobs = {m[1]: re.sub(r"(?<=\d)B$", " bytes", m[2]) for m in _JOB.finditer(text)} if "IOPS=" in text else {}
     text = _RESULT.sub(lambda m: m[0].replace("IOPS=", f"bs={jobs[m[1]]}, IOPS=") if m[1] in jobs else m[0], text)
     text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
     # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.

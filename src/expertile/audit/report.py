@@ -19,7 +19,8 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 _LATER = re.compile(r"(?im)\b(?:next time|next step|to-?do|future work|later on)\b[^.\n]*")
 _ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
 _COUNTED = re.compile(
-    r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|count)[^\w,]{1,9}(\d+)(?![\d.]|,\d)"
+    r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|cols|columns|hidden|heads|count)[^\w,]{1,9}"
+    r"(\d+)(?![\d.]|,\d)"
 )
 _SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"

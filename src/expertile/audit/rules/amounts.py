@@ -58,10 +58,12 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
-    file = re.search(r"(?i)checkpoint|on disk|\bfile|download", words)
+    own = words + row.label * (row.kind == "table")
+    file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", own)
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
     formats = facts(row.label).of("formats") if file and row.kind == "table" else formats
+    file = file if row.kind == "line" or any(BITS[f] > 8 for f in formats) else None
     if q.kind == "bytes" and (file or re.search(weights, row.text)) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         before = row.before if row.kind == "line" else None

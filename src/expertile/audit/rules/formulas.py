@@ -75,7 +75,7 @@ def _made(report: Report, figure: Named, formula: Formula, left: str, way: str) 
     """Both sides of one way to make the figure; None where a name has no value, or the sides are far apart."""
     (made, names), (said, of) = _compiled(way), _compiled(left)
     scope = _scope(report, of[0], figure, tuple(dict.fromkeys((*names, *of[1:]))), formula)
-    if scope is None or any(re.search(formula.keys, f.key) for f in (figure, *scope.held.values())):
+    if scope is None or any(re.search(formula.keys, f.key or f.row.text) for f in (figure, *scope.held.values())):
         return None
     target, given = {of[0]: figure.value}, {n: f.value for n, f in scope.held.items()}
     try:

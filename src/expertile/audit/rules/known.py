@@ -25,7 +25,7 @@ _PERIOD = re.compile(r"(?:per|/|a)[_ ]?(hour|day|month|year)\b")
 _HOURS = {"hour": 1.0, "day": 24.0, "month": 730.0, "year": 8760.0}
 _TUPLE = re.compile(r"\d+(?: ?[x×,*] ?\d+)+")
 _PLAIN = re.compile(r"(?i)\b(?:dilat|transpos|deconv|ceil mode|same padding|asymmetric|valid)")
-_ELEMENTS = re.compile(r"(?i)#? ?(?:num(?:ber of)? )?(?:numel|elements?|elems|params?|parameters|values|count)")
+_ELEMENTS = re.compile(r"(?i)#? ?(?:num(?:ber of)? )?(?:numel|elements?|elems|params?|parameters|values|count)(?: ?#)?")
 # A size that is not of the one tensor of its row.
 _OTHER = re.compile(
     r"(?i)shard|pad|per (?:gpu|rank|layer)|packed|scale|total|peak|grad|optim|saved|traffic|moved|cache"
@@ -125,10 +125,11 @@ def tensors(report: Report) -> Iterator[Finding]:
             text = re.sub(r"(?<![\d([,])\d{1,3}(?:,\d{3})+(?![\d)\],])", "", row.text)
             shapes, formats = [m[0] for m in _TUPLE.finditer(text)], facts(text).of("formats")
             q, n = row.only("bytes"), [*{v for name, v in (row.bare | row.own).items() if _ELEMENTS.fullmatch(name)}]
+            n += [p.value.mid for p in row.of("params") if _ELEMENTS.fullmatch(p.label)]  # "16.8 M"
             elements = math.prod(_sides(shapes[0])) if len(shapes) == 1 else 0
             if len(n) == 1 and n[0] and elements:
-                kept += n[0] == elements
-                if n[0] % elements and elements % n[0] and 1 / 9 < n[0] / elements < 9:
+                kept += (near := abs(n[0] / elements - 1) < (0.01 if row.of("params") else 1e-9))
+                if not near and n[0] % elements and elements % n[0] and 1 / 9 < n[0] / elements < 9:
                     message = f"{shapes[0]} has {elements:,} elements, not {n[0]:,.0f}"
                     broken.append(Finding(INCONSISTENT, "shape", row.line, f"{n[0]:,.0f}", message, (row.line,)))
             elif elements and len(formats) == 1 and q and not _OTHER.search(f"{q.label} {row.label}"):

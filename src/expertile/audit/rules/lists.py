@@ -16,6 +16,7 @@ _HIDDEN = re.compile(
 _DROPPED = re.compile(
     r"(?i)(?<!none )(?<!no )(?<!without )\b(?:dropped|discarded|outliers?|failed|rejected|excluding|except)\b"
 )
+_NONE = re.compile(r"(?i)\b(?:no|without|none of the) \w+ (?:(?:is|are|was|were) )?dropped")
 _EXCLUSIVE = re.compile(r"(?i)exclusive|% of (?:all|the total|total)|share of the (?:summed|total)|of the summed")
 _OVERLAP = re.compile(
     r"(?i)overlap|concurren|(?<!ex)(?<!non-)inclusive|cumulat|nested|children|of which|parallel|streams|"
@@ -60,11 +61,15 @@ def _counted(report: Report, s: Series) -> Iterator[Finding]:
     whole = all(f.kind in ("number", "items", "tokens") and "." not in f.text and f.value >= 0 for f in s.figures)
     block, first = report.blocks[s.block], s.figures[0].line
     lead = "\n".join(report.lines[max(0, first - 6) : first - 1])
-    if not (whole and name and len(s.figures) > 3) or _HIDDEN.search(lead + block.text) or _DROPPED.search(lead):
+    if (
+        not (whole and name and len(s.figures) > 3)
+        or _HIDDEN.search(lead + block.text)
+        or _DROPPED.search(_NONE.sub("", lead))
+    ):
         return
     noun, spread = name[-1], len(name) > 2 and name[1] == "per"
     noun = name[0] if spread else noun
-    by = re.search(r"(?i)\bhist|bin|bucket|distribut|by \w+", f"{lead} {s.name} {block.text[:200]}")
+    by = re.search(r"(?i)\bhist|bin|bucket|distribut|by \w+|\bexperts\b", f"{lead} {s.name} {block.text[:200]}")
     if not (noun.endswith("s") and len(noun) > 3) or not (spread or by):
         return
     said = rf"(?<![\d.,])(\d[\d,]*) {noun}\b|\b{noun}\b[^\d:\n]{{0,24}}: *(\d[\d,]*)"

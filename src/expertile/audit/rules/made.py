@@ -121,8 +121,9 @@ def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[
         return found
     above: dict[str, list[Quantity]] = {}  # what the lines above say of every row: "tokens per step: 524288"
     stated = [q for row in grid.rows[0].above_lines for q in row.quantities]
+    stated += [q for row in grid.rows[0].report.lines_of_text for q in row.of("$/gpu*s") if q not in stated]
     for q in (*stated, *quantities(grid.header[target], grid.rows[0].line)):
-        if q.kind in ("tokens", "token/item", "bytes", "flop", "items", "params"):
+        if q.kind in ("tokens", "token/item", "bytes", "flop", "items", "params", "$/gpu*s"):
             above.setdefault(q.kind.replace("token/item", "tokens"), []).append(q)
     for kind, (q, *others) in above.items():
         if not others and q.exact and not any(s.kind == kind for s in found):

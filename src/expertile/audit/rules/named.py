@@ -14,6 +14,7 @@ from expertile.audit.blocks import valued
 from expertile.audit.facts import DIGITS
 from expertile.audit.interval import NUMBER, Interval, exact, printed
 from expertile.audit.quantity import Quantity, clean
+from expertile.audit.records import arrays
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
 from expertile.audit.rules.names import NAMES, Name
@@ -132,6 +133,13 @@ def figures(report: Report) -> tuple[Named, ...]:
             found += _of_table(row, grid.header, lines if len(lines) == len(grid.header) else ())
             if len(grid.header) == 2 and (q := row.figure(1)):
                 found.append(_pair(row, row.label, _digits(q), q.line, q))
+    for s in arrays(report):  # in all
+        rows = [row for row in report.all_rows if row.line <= s.figures[0].line]
+        if rows and all(f.value % 1 == 0 for f in s.figures):
+            total = exact(sum(s.values))
+            found.append(
+                Named(key_of(f"sum of {s.name}"), "n", total, f"{total.mid:.0f} in all", s.figures[0].line, rows[-1])
+            )
     for row in report.rows:  # a table of names and values
         table = report.blocks[row.block].table
         table = valued(table) if table else None

@@ -42,7 +42,7 @@ NAMES = {
     "world": Name(
         "n",
         r"world size|(?:num |total |n )?(?:gpus|ranks)",
-        rf"{_N} (?:(?:[A-Z][\w-]+|\d+ ?GB) ){{0,5}}(?:GPUs|ranks)\b(?! (?:per|each|in each|on each))",
+        rf"(?<![x×] )(?<!with )(?<!of ){_N} (?:(?:[A-Z][\w-]+|\d+ ?GB) ){{0,5}}(?:GPUs|ranks)\b(?! (?:per|each|in each|on each))",
     ),
     "micro": Name(
         "n",
@@ -90,7 +90,8 @@ NAMES = {
     "tokens_seen": Name(
         "n tokens",
         r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens",
-        r"(?i)tokens (?:seen|consumed|in all|in total|altogether)",
+        r"(?i)tokens",
+        least=1e9,
     ),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
@@ -110,9 +111,17 @@ NAMES = {
     "layers": Name(
         "n", r"(?:arch |model )?(?:n |num )?(?:hidden )?layers?", rf"{_N} (?:transformer |decoder )?layers\b"
     ),
-    "hidden": Name("n", r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd)", rf"\bhidden(?: size)? {_N}\b"),
+    "hidden": Name(
+        "n",
+        r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd|width)",
+        rf"(?i)\b(?:hidden(?: size| dim\w*)?|width|d_model)(?: of| is| =|:)? {_N}\b",
+    ),
     "ffn": Name("n", r"(?:arch |model )?(?:d ff|ffn(?: dim| hidden size)?|intermediate size)"),
-    "vocab": Name("n", r"(?:arch |model )?(?:n )?vocab(?: size)?"),
+    "vocab": Name(
+        "n",
+        r"(?:arch |model )?(?:n )?vocab(?:ulary)?(?: size)?",
+        rf"(?i)vocab\w*(?: size)?(?: of| is| has|:)? {_N}|\b{_N}(?: (?:entries|tokens) in (?:the|our|its) vocab|-(?:token|entry|word) vocab)",
+    ),
     "experts": Name(
         "n",
         r"(?:n |num )?(?:routed |local )?experts",
@@ -124,7 +133,9 @@ NAMES = {
         "n", "(?!)", rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert"
     ),
     "load_sum": Name(
-        "n", "(?!)", r"(?i)(?:loads?|counts?|tokens|histogram)(?: per expert)?[ :=]*\[(\d+(?:, ?\d+){3,})\]"
+        "n",
+        r"sum of (?:\w+ )*(?:loads?|tokens per expert|expert (?:loads?|counts?|tokens|histogram))",
+        r"(?i)(?:loads?|counts?|tokens|histogram)(?: per expert)?[ :=]*\[(\d+(?:, ?\d+){3,})\]",
     ),
     "always_active": Name(
         "n params",
@@ -132,8 +143,19 @@ NAMES = {
     ),
     "one_expert": Name("n params", r"one expert\b[\w ,]*|(?:per|each) expert"),
     "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e|ated?)\b"),
-    "all_params": Name("n params", r"sum|total(?: param(?:eter)?s)?|param(?:eter)?s", r"(?i)\bin total|in all\b"),
-    "routed": Name("n params", r"(?:all )?routed(?: experts?)?(?: param(?:eter)?s)?", r"(?i)in (?:the )?routed"),
+    "all_params": Name(
+        "n params",
+        r"sum|total(?: param(?:eter)?s)?|^(?:num |n )?param(?:eter)?s",
+        r"(?i)\bin total|in all\b|\bof (?:its|the|our) [\d.]+ ?B",
+    ),
+    "routed": Name(
+        "n params",
+        r"(?:all )?routed(?: experts?)?(?: param(?:eter)?s)?",
+        r"(?i)in (?:the )?(?:routed|(?:routed )?experts)",
+    ),
+    "embedding": Name(
+        "n params", r"(?:tok(?:en)? )?embed(?:ding)?s?(?: param(?:eter)?s)?", r"(?i)embedding", least=1e6
+    ),
     "checkpoint": Name(
         "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
     ),
@@ -157,12 +179,12 @@ NAMES = {
     "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?"),
     "whole_rate": Name(
         "tokens_per_s",
-        r"^(?:(?:total )?output )?(?:token )?throughput|^(?:total |global )?tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?",
+        r"(?<!token )(?<!input )(?<!output )(?<!gpu )(?<!user )(?:output (?:token )?)?throughput|"
+        r"(?<!input )tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?",
     ),
     "gpu_rate": Name(
         "tokens_per_s",
-        r"^per gpu (?:output )?(?:token )?throughput|^(?:output )?throughput per gpu|"
-        r"^tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?(?: per |/| )gpu",
+        r"per gpu (?:output )?(?:token )?throughput|throughput per gpu|tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?(?: per |/| )gpu",
     ),
     "mean_concurrency": Name("n", r"^concurrency|^number of concurrent requests"),
     "mean_ttft": Name("time", rf"^{_MEAN} (?:ttft|time to first token)(?: ttft)?"),
@@ -174,10 +196,14 @@ NAMES = {
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
     "longest": Name("n", "(?!)", rf"(?i)concurrency for {_N} tokens"),
     "concurrency": Name("ratio", r"tokens per request"),
-    "ttft": Name("time", r"ttft"),
-    "tpot": Name("time s_per_token", r"tpot|itl"),
-    "e2e": Name("time", r"e2e(?: latency| time)?|(?:total|request) latency"),
-    "output_tokens": Name("n tokens", r"(?:output|completion|generated) tokens|(?:output|generation) len(?:gth)?"),
+    "ttft": Name("time", r"ttft", r"(?i)\bttft\b|time to (?:the )?first token"),
+    "tpot": Name("time s_per_token", r"tpot|itl", r"(?i)\b(?:tpot|itl)\b|inter-token"),
+    "e2e": Name("time", r"e2e(?: latency| time)?|(?:total|request) latency", r"(?i)\be2el?\b|end[- ]to[- ]end"),
+    "output_tokens": Name(
+        "n tokens",
+        r"(?:output|completion|generated) tokens|(?:output|generation) len(?:gth)?",
+        rf"{_N} (?:output|generated|new) tokens\b",
+    ),
     "draft_length": Name("n", r"k|(?:draft|num speculative) (?:len(?:gth)?|tokens)|gamma"),
     "acceptance": Name(
         "n percent", r"accept\w*(?: rate| prob\w*)?", r"accepted with (?:a )?probability (?:of )?(0?\.\d+)"
@@ -187,9 +213,10 @@ NAMES = {
         r"(?:draft|spec(?:ulative)?) len(?:gth)?|(?:num )?(?:speculative|draft(?:ed)?) tokens|gamma|k",
         rf"(?i){_N} (?:draft|speculative) tokens|\b(?:k|gamma) ?= ?{_N}|draft(?:ing|s|ed)? {_N} tokens",
     ),
+    "draft_tokens": Name("n", r"num (?:speculative|draft) tokens"),
     "accepted_length": Name(
         "n tokens token/item",
-        r"(?:mean |avg |average )?(?:accept(?:ed|ance) len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round))",
+        r"(?:mean |avg |average )?(?:accept(?:ed|ance)? len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round))",
         r"(?i)accept(?:ed|ance) length (?:of |is |was |: ?)?(\d+\.\d+)",
     ),
     "expected_length": Name(
@@ -274,7 +301,9 @@ NAMES = {
         r"transactions/s|[tqr]ps|(?:request |req )?throughput(?: req s| rps| qps)?|"
         r"requests? (?:per|/) ?s(?:ec(?:ond)?)?|req s|requests/sec",
     ),
-    "mean_latency": Name("time", rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2e |request |response )?(?:latency|time)"),
+    "mean_latency": Name(
+        "time", rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2el? |request |response |end to end )?(?:latency|time|e2el)"
+    ),
     "completed": Name(
         "n items",
         r"completed|(?:successful|completed|finished|total) requests|requests(?: completed| sent)?|"
@@ -323,8 +352,8 @@ NAMES = {
     "carbon": Name("carbon", r"(?:total )?(?:emissions|carbon)", r"(?i)CO2"),
     # input and output
     "iops": Name("n params items", r"(?:read |write )?iops"),
-    "block_bytes": Name("bytes n params", r"bs|block size"),
-    "io_bandwidth": Name("bandwidth", r"(?:read |write )?bw"),
+    "block_bytes": Name("bytes n params", r"bs|block(?: size)?|(?:request|io|message) size"),
+    "io_bandwidth": Name("bandwidth bytes", r"(?:read |write )?(?:bw|bandwidth|throughput)(?: bytes)?"),
     "sample_rate": Name("items_per_s", r"samples/s|samples per s(?:ec(?:ond)?)?|images/s|img/s"),
     "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
     "batch": Name("n", rf"^(?:total |global )?{_BATCH}"),

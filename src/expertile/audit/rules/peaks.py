@@ -123,7 +123,10 @@ def limits(report: Report) -> Iterator[Finding]:
     stated: list[_Limit] = []
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
-        nics = {q for q, _ in held if _NIC.search(row.text[: q.start]) and "b" in q.text}
+        ends = [(q, row.text[: q.start], row.text[q.end :]) for q, _ in held if "b" in q.text]
+        nics = {
+            q for q, before, behind in ends if _NIC.search(before) or re.match(r" (?:NIC|HCA|port|adapter)", behind)
+        }
         said = [
             bool(
                 _PORT.search(q.text)
@@ -197,7 +200,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     if limit.q and q.value.meets(2 * most, 0.01) and re.search(r"(?i)duplex|direction|one.way|each way", row.text):
         return  # both ways, and one
-    alone = q.per_device or _ALONE.search(f"{row.lead} {row.headings}") or _ONE_NIC.search(row.report.text)
+    one = _ALONE.search(f"{row.lead} {row.headings}") or _ONE_NIC.search(row.report.text)
+    alone = q.per_device or (one and part == "network")
     several = max((1.0, *row.report.everything.of("gpus"))) if not alone and not limit.ways else 1.0
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
     slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03

@@ -116,6 +116,14 @@ FORMULAS = (
     Formula(
         "parameters", "active = all_params - routed * (1 - topk / experts)", sure=NEVER, slack=0.04, unless="first-?k"
     ),
+    Formula(
+        "parameters",
+        "embedding = vocab * hidden | 2 * vocab * hidden | vocab * hidden + hidden * hidden",
+        sure=NEVER,
+        slack=0.03,
+        far=0.08,
+        unless="position|factori[sz]|padd|tied",
+    ),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula(
         "routing",
@@ -161,6 +169,9 @@ FORMULAS = (
         keys=_STATISTIC,
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
+    Formula(
+        "speculation", "accepted_length <= draft_tokens + 1", sure=NEVER, unless="(?<!no )tree[ -](?:draft|att|verif)"
+    ),
     Formula("speculation", "accepted_length <= drafted + 1", reach="row", unless="(?<!no )tree[ -](?:draft|att|verif)"),
     Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=NEVER, slack=0.02),
     Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=NEVER, slack=0.02),
@@ -233,7 +244,7 @@ FORMULAS = (
     Formula("total", "loop = count * each", slack=0.05, reach="block", unless="warm"),
     Formula("total", "whole = count * each", sure=NEVER, slack=0.05, reach="block", unless="warm"),
     # Figures that count something, and what they make.
-    Formula("concurrency", "clients = request_rate * mean_latency", sure=NEVER, slack=0.06, unless=_OPEN_LOOP),
+    Formula("concurrency", "clients = request_rate * mean_latency", sure=NEVER, slack=0.1, unless=_OPEN_LOOP),
     # Of several runs in one log: the rate stands last.
     Formula(
         "concurrency", "request_rate = clients / mean_latency", 2, slack=0.06, fit=2, reach="block", unless=_OPEN_LOOP

@@ -128,7 +128,10 @@ def _around(row: Row) -> list[Term]:
     for r in lines:
         some = [t for t in terms(r) if t.figure and (t.kind != "params" or kind == "list")]
         near += some if kind == "code" or len({t.kind for t in some}) == 1 else []
-    last = [t for t in terms(row.before) if t.figure] if kind == "prose" and row.kind == "line" and row.before else []
+    spoken = row.kind == "line" and (
+        kind == "prose" or (kind == "list" and re.search(r"\b(?:this|that|it) ", row.text))
+    )
+    last = [t for t in terms(row.before) if t.figure] if spoken and row.before else []
     last = [] if row.before and IF.match(row.before.text) else last
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))
     of_it = [t.kind for t in last] == ["params"] and row.of("B/param")
@@ -138,8 +141,9 @@ def _around(row: Row) -> list[Term]:
         wall = [t for t in near if t.kind == whole and t.figure and form.search(t.figure.label)]
         near = [t for t in near if t.kind != whole or len(wall) != 1 or t is wall[0]]
     priced = any(q.kind.startswith("$/") for q in row.quantities) and not any(t.kind == "$/s" for t in near)
-    rows = [r for r in report.all_rows if r is not row and r.of("$/s", "$/gpu*s")] if priced else []
-    prices = {t.value.mid: t for r in rows for t in terms(r) if t.kind == "$/s"}
+    spent = not priced and {"money", "gpu*s"} <= {q.kind for q in row.quantities}
+    rows = [r for r in report.all_rows if r is not row and r.of("$/s", "$/gpu*s")] if priced or spent else []
+    prices = {t.value.mid: t for r in rows for t in terms(r) if t.kind == ("$/gpu*s" if spent else "$/s")}
     return near + [*prices.values()] * (len(prices) == 1)
 
 
@@ -193,6 +197,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
     counts = _multiples(row, ("batch", "concurrency")) if each else _multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
+    if lent and each and row.facts.of("formats"):  # which may be another than the lent figure's
+        factors += tuple(f * n for f in factors for n in (0.5, 2.0))
     if not row.facts.of("gpus"):  # any number of them that the report has
         gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
         factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))
@@ -257,7 +263,7 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if any(t.figure and t.figure.noun == "other" and t.kind == "s_per_item" for t in combo):
         return False  # of other things
     steps = any(t.figure and t.figure.noun == "step" and t.kind.startswith("items") for t in combo)
-    each = [t.figure for t in combo if t.figure and t.kind == "s_per_item"]
+    each = [t.figure for t in combo if t.figure and t.kind in ("s_per_item", "token/item")]
     if batch and any(f.noun in ("step", "it", "iteration") or re.search("(?i)step", f.label) for f in each):
         return False  # which is no sample
     batched = nouns == {"step", "sample"} and row.size("batch") and not steps

@@ -164,7 +164,9 @@ def summaries(report: Report) -> Iterator[Finding]:
         ):
             (kind,), every = kinds, [*chain(*same)]
             fits = any(_fits(f, kind, of, part, report) for of in (*same, every))
-            more = name and f.value + f.off > 0.98 * sum(x.value for x in every)
+            at = {x.line for x in every}  # shares of all say that no row is left out, nor counted twice
+            of_all = (h for _, h, _ in lists if h[0].kind == "percent" and {x.line for x in h} == at)
+            more = name and not any(abs(sum(x.value for x in h) - 1) < 0.005 for h in of_all)
             if kind == "sum" and (fits or more or f.kind != every[0].kind):
                 continue  # which may be of more
             key = tuple(x.line for x in same[0])
@@ -174,8 +176,8 @@ def summaries(report: Report) -> Iterator[Finding]:
         for f, kind, of, _ in odd if len(odd) == 1 else ():
             part = bool({*f.words} & _PART)
             made = _OF[kind][0](_scaled(of, f)[part:]) * digits(f) / f.value
-            less = kind == "sum" and f.value + f.off < 0.98 * sum(x.value for x in of)  # whatever is not shown
-            text = "" if good or less or _LISTED.search(report.lines[f.line - 1]) else report.text
+            named = kind == "sum" and {*f.words} - {*_NAMES} - _FILLER
+            text = "" if good or named or _LISTED.search(report.lines[f.line - 1]) else report.text
             if 0.2 < made / digits(f) < 5 and not _SOME.search(text):
                 values, lines = _scaled(of, f), tuple(x.line for x in of)
                 outside = kind in _MIDDLE and not min(values) <= f.value <= max(values)

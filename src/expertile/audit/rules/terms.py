@@ -200,6 +200,9 @@ def _whole(row: Row, text: str) -> bool:
 @lru_cache(maxsize=1 << 14)
 def parameters(row: Row) -> float | None:
     """The one number of parameters that the row states, what leads to it, or the whole report."""
+    column = [q.value.mid for q in row.of("params") if row.kind == "table" and "param" in q.label.lower()]
+    if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text):
+        return column[0]
     for text in (row.text, row.headings, row.report.text):
         text = _COUNT.sub(lambda m: f"params {float(m[1].replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
         text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
