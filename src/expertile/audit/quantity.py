@@ -107,7 +107,7 @@ RATIO = re.compile(
 _PER_STEP = re.compile(
     r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
 )
-PER_TOKEN = re.compile(r"(?i)\b(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)\b")
+PER_TOKEN = re.compile(r"(?i)(?<![a-z])(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)(?![a-z])")
 
 
 @dataclass(frozen=True)

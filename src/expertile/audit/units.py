@@ -65,7 +65,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("flop", r"(?P<p>[kMGTP])(?P<mac>MACs?)\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|bits?|b(?=\b)|[Bb]ytes?)\b"),
     ("bytes", r"(?P<p>)(?P<b>[Bb]ytes?|B(?=/s)|[Bb]its?(?= ?/ ?(?:param|weight|elem)| per (?:param|weight|elem)))\b"),
-    ("tokens", rf"(?P<p>[kKMBT]|[mbt](?=illion))?(?:illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
+    ("tokens", rf"(?P<p>[kKMBT]|[mb](?=illion)|t(?=rillion))?(?:r?illion)? ?(?:{_WHICH} )?(?i:{_TOKEN})\b"),
     ("items", rf"(?P<p>[kKMGB])? ?(?P<noun>(?i:{_ITEM}))\b(?= ?(?:/|per)|(?<=s)\b(?<!its)(?<!rows)(?<!records))"),
     # Messages, Transfers, Games have no prefix.
     (
@@ -121,7 +121,7 @@ _GBS = re.compile(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(
 _COUNT = re.compile(
     r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|input|"
     r"prompt)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|"
-    r"seen))?|(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen))$"
+    r"seen))?|(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen|total))$"
 )
 _NUMBER_OF = re.compile(
     r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "
@@ -322,4 +322,7 @@ def unit_of_name(name: str) -> Unit | None:
             return _averaged(unit, spaced) if known else None
         if unit.kind in ("rate", "bandwidth", "tokens_per_s"):
             return unit
-    return match_unit("%")[0] if re.search(r"(?<!\d)%", outside) else None  # type: ignore[index]
+    if re.search(r"(?<!\d)%", outside):
+        return match_unit("%")[0]  # type: ignore[index]
+    of = name.rpartition(" ")[0]  # "stages_ms resize"
+    return unit_of_name(of) if re.fullmatch(r"\w+_(?:[mun]?s|[kmgt]i?b)", of) else None

@@ -58,20 +58,22 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
-    own = words + row.label * (row.kind == "table")
-    file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", own)
+    table, gpus = row.kind == "table", row.facts.of("gpus")
+    file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", words + row.label * table)
+    memory = table and re.search(r"(?i)\bmem|\bvram", q.label) and len(gpus) == 1 and "offload" not in row.text.lower()
+    words = re.sub(r"(?i)(?:/|per) ?gpu", "", words) if memory else words
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
-    formats = facts(row.label).of("formats") if file and row.kind == "table" else formats
-    file = file if row.kind == "line" or any(BITS[f] > 8 for f in formats) else None
-    if q.kind == "bytes" and (file or re.search(weights, row.text)) and not _NO_WEIGHTS.search(words):
+    formats = facts(row.label).of("formats") if file and table else formats
+    file = file if not table or any(BITS[f] > 8 for f in formats) else None
+    if q.kind == "bytes" and (file or memory or re.search(weights, row.text)) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         before = row.before if row.kind == "line" else None
         if not formats and before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
             formats = tuple(sorted(before.facts.of("formats"), key=lambda f: BITS[f])[:1])
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
         n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
-        least = (n or 0.0) * BITS[formats[0]] / 8 if n else 0.0
+        least = (n or 0.0) * BITS[formats[0]] / 8 / (gpus[0] if memory else 1) if n else 0.0
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
             # Nothing adds to unquantised weights but what their name leaves out.
@@ -84,7 +86,8 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     """Keys and values of one token: 2 · layers · KV heads · head dimension, in the one format named,
     else of two bytes each."""
     report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
-    each = q.kind == "B/token" or re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
+    said_each = re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
+    each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     tokens = (
         row.only("tokens") if q.kind == "bytes" and not re.search(r"\b(?:pool|left|free|budget)\b", row.text) else None
     )

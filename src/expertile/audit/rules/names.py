@@ -26,6 +26,7 @@ _BATCH = r"(?:train )?batch(?: size)?"
 _PARALLEL = r"(?: model)? parallel(?:ism)?"
 _RUN = r"(?:iter(?:ation)?|launche?|call|sweep|repeat|run|(?:time ?)?step)"
 _ACCURACY = r"(?: acc(?:uracy)?)?"
+_TOKENS_S = r"tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?"
 _REQUESTS = r"(?: (?:req|requests)/s| rps| qps)?"
 _ERROR = r"(?: err(?:or)?| diff)?"
 NAMES = {
@@ -42,7 +43,8 @@ NAMES = {
     "world": Name(
         "n",
         r"world size|(?:num |total |n )?(?:gpus|ranks)",
-        rf"(?<![x×] )(?<!with )(?<!of ){_N} (?:(?:[A-Z][\w-]+|\d+ ?GB) ){{0,5}}(?:GPUs|ranks)\b(?! (?:per|each|in each|on each))",
+        rf"(?<![x×] )(?<!with )(?<!of ){_N} (?:(?:[A-Z][\w-]+|\d+ ?GB) ){{0,5}}(?:GPUs|ranks)\b"
+        r"(?! (?:per|each|in each|on each))",
     ),
     "micro": Name(
         "n",
@@ -68,6 +70,8 @@ NAMES = {
     "all_epochs": Name(
         "time", r"total(?: time)?(?: [hs]| min)?|(?:total )?train(?:ing)? time|wall(?: clock)?(?: time)?"
     ),
+    "dataset": Name("n items", r"(?:dataset|train(?:ing)?|num)(?: size)?(?: (?:images|samples|examples))?"),
+    "train_time": Name("time", r"train(?:ing)?(?: time)?"),
     "epoch_steps": Name(
         "n",
         rf"{_OPTIMIZER}(?:steps|iterations) (?:per|/) ?epoch",
@@ -85,7 +89,7 @@ NAMES = {
     ),
     "step_tokens": Name(
         "n token/item",
-        r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be| is)?|batch size tokens",
+        r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be)?|batch size tokens",
     ),
     "tokens_seen": Name(
         "n tokens",
@@ -120,7 +124,7 @@ NAMES = {
     "vocab": Name(
         "n",
         r"(?:arch |model )?(?:n )?vocab(?:ulary)?(?: size)?",
-        rf"(?i)vocab\w*(?: size)?(?: of| is| has|:)? {_N}|\b{_N}(?: (?:entries|tokens) in (?:the|our|its) vocab|-(?:token|entry|word) vocab)",
+        rf"(?i)vocab\w*(?: size)?(?: of| is| has|:)? {_N}|\b{_N}[ -](?:entr(?:y|ies)|tokens?|words?)(?: in \w+)? vocab",
     ),
     "experts": Name(
         "n",
@@ -172,19 +176,18 @@ NAMES = {
     "index_bits": Name("n", "(?!)", rf"{_N}-bit (?:position|index|metadata|indices)"),
     "metadata": Name("bytes", "(?!)", r"(?i)position|metadata|indices"),
     # serving
-    "benchmark_time": Name("time", r"^(?:benchmark )?duration(?: s)?"),
-    "tokens_in": Name("n", r"^total (?:input|prompt) tokens"),
-    "tokens_out": Name("n", r"^total (?:generated|output) tokens"),
+    "benchmark_time": Name("time", r"^(?:benchmark )?duration(?: s)?|^elapsed(?: time)?"),
+    "tokens_in": Name("n", r"^total (?:num )?(?:input|prompt) tokens"),
+    "tokens_out": Name("n", r"^total (?:num )?(?:generated|output) tokens"),
     "total_rate": Name("tokens_per_s", r"^total token throughput(?: tok/s)?"),
-    "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?"),
+    "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?", r"\boutput tok"),
     "whole_rate": Name(
         "tokens_per_s",
         r"(?<!token )(?<!input )(?<!output )(?<!gpu )(?<!user )(?:output (?:token )?)?throughput|"
-        r"(?<!input )tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?",
+        rf"(?<!input ){_TOKENS_S}",
     ),
     "gpu_rate": Name(
-        "tokens_per_s",
-        r"per gpu (?:output )?(?:token )?throughput|throughput per gpu|tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?(?: per |/| )gpu",
+        "tokens_per_s", rf"per gpu (?:output )?(?:token )?throughput|throughput per gpu|{_TOKENS_S}(?: per |/| )gpu"
     ),
     "mean_concurrency": Name("n", r"^concurrency|^number of concurrent requests"),
     "mean_ttft": Name("time", rf"^{_MEAN} (?:ttft|time to first token)(?: ttft)?"),
@@ -216,9 +219,10 @@ NAMES = {
     "draft_tokens": Name("n", r"num (?:speculative|draft) tokens"),
     "accepted_length": Name(
         "n tokens token/item",
-        r"(?:mean |avg |average )?(?:accept(?:ed|ance)? len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round))",
+        r"accept(?:ed|ance)? len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round)",
         r"(?i)accept(?:ed|ance) length (?:of |is |was |: ?)?(\d+\.\d+)",
     ),
+    "speed_up": Name("ratio", r"speed ?up"),
     "expected_length": Name(
         "n ratio tokens token/item", r"(?:expected |mean )?tokens per (?:target )?(?:pass|step|verif\w*)"
     ),
@@ -238,7 +242,11 @@ NAMES = {
     "limit_smem": Name("n", r"block limit shared mem"),
     "limit_warps": Name("n", r"block limit warps"),
     "active_warps": Name("n", r"theoretical active warps(?: per |/)?sm"),
-    "occupancy": Name("percent", r"theoretical occupancy|theoretical|(?<!achieved )occup(?:ancy)?(?: %)?"),
+    "occupancy": Name(
+        "percent",
+        r"theoretical occupancy|theoretical|(?<!achieved )occup(?:ancy)?(?: %)?",
+        r"(?i)theoretical occupancy",
+    ),
     "achieved_occupancy": Name("percent", r"achieved(?: occupancy)?"),
     "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),
     "grid": Name("n", r"grid size|(?:launch )?grid"),
@@ -294,15 +302,20 @@ NAMES = {
     "processing": Name("time", r"(?:processing|inference|decod\w+|wall)(?: time)?(?: s)?"),
     # how often, how many, how good
     "clients": Name(
-        "n", r"(?:load generator |number of |num |n |concurrent )*(?:clients|users|connections)|(?:max )?concurrency"
+        "n",
+        r"(?:load generator |number of |num |n |concurrent )*(?:clients|users|connections)|(?:max )?concurrency",
+        rf"(?i){_N} (?:concurrent )?(?:clients|users|workers|connections)\b",
     ),
     "request_rate": Name(
         "items_per_s n",
         r"transactions/s|[tqr]ps|(?:request |req )?throughput(?: req s| rps| qps)?|"
         r"requests? (?:per|/) ?s(?:ec(?:ond)?)?|req s|requests/sec",
+        r"(?i)req(?:uest)?s?(?:/s| per second)",
     ),
     "mean_latency": Name(
-        "time", rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2el? |request |response |end to end )?(?:latency|time|e2el)"
+        "time",
+        rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2el? |request |response |end to end )?(?:latency|time|e2el)",
+        rf"(?i)\b{_MEAN} (?:[\w-]+ )?(?:latency|response time)",
     ),
     "completed": Name(
         "n items",
@@ -354,7 +367,7 @@ NAMES = {
     "iops": Name("n params items", r"(?:read |write )?iops"),
     "block_bytes": Name("bytes n params", r"bs|block(?: size)?|(?:request|io|message) size"),
     "io_bandwidth": Name("bandwidth bytes", r"(?:read |write )?(?:bw|bandwidth|throughput)(?: bytes)?"),
-    "sample_rate": Name("items_per_s", r"samples/s|samples per s(?:ec(?:ond)?)?|images/s|img/s"),
+    "sample_rate": Name("items_per_s", r"(?:samples|images|img)(?:/| per )s(?:ec(?:ond)?)?"),
     "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
     "batch": Name("n", rf"^(?:total |global )?{_BATCH}"),
     "sample_bytes": Name("bytes B/item", r"bytes per sample|sample bytes", r"(?i)per (?:sample|image)|each"),

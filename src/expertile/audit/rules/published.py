@@ -19,7 +19,7 @@ HOLDS = {
     (12, 0): (48, 24, 100),
 }
 _LIGHT = 299_792.458  # km/s
-_OPEN_LOOP = r"open.loop|poisson|rate.limit|think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b"
+_OPEN_LOOP = r"open.loop|poisson|rate.limit|(?<!no )think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b"
 
 
 def _resident(registers: float, threads: float, most: float) -> float:
@@ -70,6 +70,7 @@ FORMULAS = (
     ),
     Formula("steps", "all_steps = epochs * epoch_steps", sure=NEVER, slack=0.02, unless="resum|early.stop|stopped"),
     Formula("time", "all_epochs = epochs * epoch_time", sure=2, slack=0.04, far=0.1, fit=2, reach="row"),
+    Formula("time", "train_time = epochs * dataset / sample_rate", sure=NEVER, slack=0.04, unless="resum"),
     Formula("tokens", "tokens_seen = steps * step_tokens", sure=NEVER, unless="resum|ramp|warm-?up batch|epoch|padd"),
     Formula(
         "bubble",
@@ -169,6 +170,8 @@ FORMULAS = (
         keys=_STATISTIC,
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
+    Formula("speculation", "speed_up <= expected_length", sure=NEVER, slack=0.03, reach="row"),
+    Formula("speculation", "speed_up <= accepted_length + 1", sure=NEVER, slack=0.03, reach="row"),
     Formula(
         "speculation", "accepted_length <= draft_tokens + 1", sure=NEVER, unless="(?<!no )tree[ -](?:draft|att|verif)"
     ),
@@ -196,6 +199,9 @@ FORMULAS = (
     ),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
+    Formula(
+        "occupancy", "resident_blocks <= floor(65536 / (ceil(registers / 8) * 8 * block_threads))", unless="cluster of"
+    ),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
     Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="block"),
     Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),

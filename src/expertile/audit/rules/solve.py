@@ -27,7 +27,7 @@ _SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
 _BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
 WALL = re.compile(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
-    r".*(?:duration|elapsed|wall|time|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted)"
+    r".*(?:duration|elapsed|wall|time|train\w*[ _](?:hours|days)|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted)"
 )
 _SIDE = re.compile(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
 
@@ -119,7 +119,10 @@ def _around(row: Row) -> list[Term]:
         return amounts if len(amounts) == 1 else []
     lines = [] if row.kind != "line" else lines or block * (kind == "prose")
     # "… for the same array" lends what the sentence before says of it; else one of several kinds is about itself.
-    same = re.search(r"\bsame\b|\b(?:[Ii]t|[Ww]e|[Oo]urs) (?:takes?|took|needs?|needed)\b", row.text)
+    same = re.search(
+        r"\bsame\b|\b[Tt]his (?:is|costs?|makes|takes|comes)\b|\b(?:[Ii]t|[Ww]e|[Oo]urs) (?:takes?|took|needs?|needed)\b",
+        row.text,
+    )
     timed = {"time", "s_per_item", "s_per_token"}
     own = {q.kind for q in row.quantities}
     own = own if same else timed if own & timed else set()

@@ -65,9 +65,9 @@ _DRAFTED = re.compile(
 )
 _ABSENT = re.compile(r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-_COUNT = re.compile(
-    r"(?i)\b(?:total |num |n_|model )?param(?:eter)?s?\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])"
-)  # "params: 6738415616"
+_COUNT = re.compile(  # "params: 6738415616"
+    r"(?i)\bparam(?:eter)?s?\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param(?:eter)?s"
+)
 MODEL = re.compile(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
@@ -204,7 +204,9 @@ def parameters(row: Row) -> float | None:
     if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text):
         return column[0]
     for text in (row.text, row.headings, row.report.text):
-        text = _COUNT.sub(lambda m: f"params {float(m[1].replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
+        text = _COUNT.sub(
+            lambda m: f"params {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text)
+        )
         text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
         if found := {
             float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)

@@ -19,12 +19,12 @@ from expertile.audit.rules.tables import wrong
 from expertile.audit.units import RATES, TIMES, TYPED
 
 _FROM = re.compile(
-    r"(?i)\bfrom\b.*\bto\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
+    r"(?i)\bfrom\b.*\bto\b|\band not\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
     r"\bthan\b"
 )
 _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
-    r"sav|\b(?:down|up)\b(?! to)|beat|buys|yields|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
+    r"sav|\b(?:down|up)\b(?! to)|beat|buys|yields|better|sooner|earlier|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
 )
 OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
