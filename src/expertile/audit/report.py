@@ -59,7 +59,8 @@ class Row:
     def summary(self) -> bool:
         """Whether a table's row says something of the others: an average or a total. "Mean TPOT (ms)" is a measure."""
         first = [part.partition(": ")[2] for part in self.text.split("; ")[:3]]
-        first = [q.label for q in self.quantities[:1]] if self.kind == "line" else first
+        if self.kind == "line":  # of lines alike
+            return any(re.fullmatch(r"(?i)\W*(?:total|sum|mean|average)\W*", q.label) for q in self.quantities[:1])
         return any(_SUMMARY.match(part) and unit_of_name(part) is None for part in first)
 
     def figure(self, column: int, kind: str = "") -> Quantity | None:

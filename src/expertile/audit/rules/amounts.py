@@ -88,9 +88,8 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
     said_each = re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
-    tokens = (
-        row.only("tokens") if q.kind == "bytes" and not re.search(r"\b(?:pool|left|free|budget)\b", row.text) else None
-    )
+    pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
+    tokens = row.only("tokens") if q.kind == "bytes" and not pool else None
     if row.kind == "table" or not (each or tokens) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
         return None
     sizes = []

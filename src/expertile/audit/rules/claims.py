@@ -162,11 +162,8 @@ def equal_work(report: Report) -> Iterator[Finding]:
 def unequal_work(report: Report) -> Iterator[Finding]:
     """A speed-up of two times, of which the shorter is of less work: it asks."""
     for i, row in enumerate(report.rows):
-        said = [
-            q
-            for q in row.of("ratio")
-            if q.exact and q.value.lo > 1 and _QUICKER.search(q.words + row.text[q.start :][:40])
-        ]
+        gains = [q for q in row.of("ratio") if q.exact and q.value.lo > 1]
+        said = [q for q in gains if _QUICKER.search(q.words + row.text[q.start :][:40])]
         near = [r for r in report.rows[max(0, i - 3) : i] if row.block - r.block < 3 and r.kind == row.kind == "line"]
         text = "\n".join(r.text for r in (*near, row))
         if len(said) != 1 or _MEANT.search(text):
@@ -251,22 +248,6 @@ def fits(report: Report) -> Iterator[Finding]:
             message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
             message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"
             yield Finding(QUESTION, "memory", row.line, m[0], message, (row.line,))
-
-
-def smaller(report: Report) -> Iterator[Finding]:
-    """A table's peak of memory below the weights alone, in the narrowest format that the report names: it asks."""
-    text = re.sub(r"(?i)\b(?:no|without) \w+", "", report.text)
-    formats = report.everything.of("formats")
-    if not formats or re.search(r"offload|shard|zero|fsdp|lora|per gpu|mmap|adapter|active|\d-bit", text):
-        return
-    bits = min(BITS[f] for f in formats)
-    for row in (r for g in report.grids for r in g.rows):
-        n, held = row.only("params"), [q for q in row.of("bytes") if re.search(r"(?i)\bmem|peak|vram", q.label)]
-        if n and len(held) == 1 and held[0].exact and not held[0].per_device:
-            least = n.value * (bits / 8)
-            if held[0].value.hi < 0.93 * least.lo:
-                message = f"{n.text} parameters take {si(least.mid, 'B')} in {bits} bits, more than {held[0].text}"
-                yield finding(QUESTION, "memory", f"{message}: are all held there?", held[0], n)
 
 
 def used(report: Report) -> Iterator[Finding]:

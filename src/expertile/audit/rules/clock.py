@@ -112,7 +112,5 @@ def _bars(report: Report) -> Iterator[Finding]:
     odd = [r for r in rows if abs(r[1] / r[2] - 1) > 0.2]
     if len(rows) > 2 and len(odd) == 1 and all(abs(r[1] / r[2] - 1) < 0.03 for r in rows if r not in odd):
         n, _, made, text = odd[0]
-        message = (
-            f"the bar above took {made:.3g} s, not {text}, as all others took what is said below them: which is it?"
-        )
+        message = f"the bar above took {made:.3g} s, not {text}, as all others took what stands below: which is it?"
         yield Finding(QUESTION, "time", n, text, message, (n - 1, n))

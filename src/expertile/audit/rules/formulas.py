@@ -16,7 +16,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import Interval, exact
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.named import Named, named
-from expertile.audit.rules.published import FORMULAS, FUNCTIONS, HOLDS, NEVER, Formula
+from expertile.audit.rules.published import ASK, FORMULAS, FUNCTIONS, HOLDS, Formula
 
 _PART = re.compile(r"\b(?:train|val|valid|test|eval)\b")
 _FAR = 40.0  # off by more, a figure is of something else
@@ -63,7 +63,7 @@ def formulas(report: Report) -> Iterator[Finding]:
             broken += [] if _keeps(m, sign, max(formula.slack, formula.far)) else [(odd[0][0], m)]
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
             continue  # another convention
-        near = 2 if formula.sure < NEVER else 1
+        near = 2 if formula.sure < ASK else 1
         alone = len({f.value.mid for f in some}) == 1 or kept > 1
         yield from (_broken(formula, sign, kept, *each) for each in broken if alone or each[1][2].distance < near)
 

@@ -55,8 +55,6 @@ _FROM = re.compile(
     r"above|up|larger|longer|greater)\b|"
     r"\bfrom (?:\w+ )?(?P<m>\d[\d,]*)(?: [a-z]+)? (?:on|onwards?|upwards?|up)\b"
 )
-_BEFORE = re.compile(r"(?i)\W*(?:before|old|was|main|master|baseline)\b")
-_AFTER = re.compile(r"(?i)\W*(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
 _BOUND = re.compile(
     r"(?i)\b(?:(?P<low>(?:stays?|remains?|is|are|keeps?|holds?|never (?:drops?|falls?|goes)|"
     r"(?:does|do) not (?:drop|fall))"
@@ -64,13 +62,15 @@ _BOUND = re.compile(
     r"(?P<high>(?:stays?|remains?|is|are|keeps?|never (?:exceeds?|goes|rises)|(?:does|do) not (?:exceed|rise))"
     r"(?: (?:always |well )?(?:(?:below|under|at most|within|no (?:more|higher) than)|(?P<over>above|over)))?))\W+$"
 )
+_BEFORE = re.compile(r"(?i)\W*(?:before|old|was|main|master|baseline)\b")
+_AFTER = re.compile(r"(?i)\W*(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
+_BY_NO_MORE = re.compile(r"(?i)\b(?:none|no|never|nothing|neither)\b[^.;]*? by more than (\d+(?:\.\d+)?)\b(?! ?%)")
 _ENDS = re.compile("[,;:(]")
 _WORST = re.compile(r"(?i)\b(?:in the worst case|worst[- ]case|at worst)\b")
 _NEVER = re.compile(r"(?i)\b(?:never|not)\b")
 _SOME = re.compile(r"(?i)\b(?:except|apart from|other than|but for|most|beyond|until|when|if|where|small|large|only)\b")
 _UP_TO = re.compile(r"(?i)(?:up to|all the way to|to|through|until|at|from) (?:\w+ ?= ?)?(\d[\d,]*)\b")
 _THAN = re.compile(r"(?i)^\W*(?:± ?[\d.]+ )?(?:times |x )?(?:faster|slower) than (?P<name>\S.*?)\s*$")
-_BY_NO_MORE = re.compile(r"(?i)\b(?:none|no|never|nothing|neither)\b[^.;]*? by more than (\d+(?:\.\d+)?)\b(?! ?%)")
 
 
 def said(row: Row, grids: list[Grid]) -> Iterator[Finding]:
@@ -134,10 +134,8 @@ def _pairs(g: Grid) -> list[tuple[Row, Quantity, Quantity]]:
 def _clause(text: str, form: re.Pattern[str]) -> tuple[int, int]:
     """Where the part of a sentence, between commas, colons and brackets, begins and ends that the form stands in."""
     m = form.search(text)
-    after = _ENDS.search(text, m.end()) if m else None
-    return (
-        (max(text.rfind(c, 0, m.start()) for c in ",;:(") + 1, after.start() if after else len(text)) if m else (0, 0)
-    )
+    end = _ENDS.search(text, m.end()) if m else None
+    return (max(text.rfind(c, 0, m.start()) for c in ",;:(") + 1, end.start() if end else len(text)) if m else (0, 0)
 
 
 def _won(row: Row, grids: list[Grid]) -> Iterator[Finding]:

@@ -27,9 +27,7 @@ _TUPLE = re.compile(r"\d+(?: ?[x×,*] ?\d+)+")
 _PLAIN = re.compile(r"(?i)\b(?:dilat|transpos|deconv|ceil mode|same padding|asymmetric|valid)")
 _ELEMENTS = re.compile(r"(?i)#? ?(?:num(?:ber of)? )?(?:numel|elements?|elems|params?|parameters|values|count)(?: ?#)?")
 # A size that is not of the one tensor of its row.
-_OTHER = re.compile(
-    r"(?i)shard|pad|per (?:gpu|rank|layer)|packed|scale|total|peak|grad|optim|saved|traffic|moved|cache"
-)
+_NOT = re.compile(r"(?i)shard|pad|per (?:gpu|rank|layer)|packed|scale|total|peak|grad|optim|saved|traffic|moved|cache")
 
 
 def sharded(report: Report) -> Iterator[Finding]:
@@ -132,7 +130,7 @@ def tensors(report: Report) -> Iterator[Finding]:
                 if not near and n[0] % elements and elements % n[0] and 1 / 9 < n[0] / elements < 9:
                     message = f"{shapes[0]} has {elements:,} elements, not {n[0]:,.0f}"
                     broken.append(Finding(INCONSISTENT, "shape", row.line, f"{n[0]:,.0f}", message, (row.line,)))
-            elif elements and len(formats) == 1 and q and not _OTHER.search(f"{q.label} {row.label}"):
+            elif elements and len(formats) == 1 and q and not _NOT.search(f"{q.label} {row.label}"):
                 made = elements * BITS[formats[0]] / 8
                 kept += q.value.meets(made, 0.01)
                 if not q.value.meets(made, 0.01) and 1 / 9 < q.value.mid / made < 9:

@@ -189,9 +189,7 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
     # A part of a profile is of something else; a named step of it may be another operation.
     part = any(not SHARE.search(p.words) for p in row.of("percent") if p.text[0] not in "+-−")
     other = part or re.search(r"conv|spars|winograd|layer|epoch|training", row.words)
-    for t in (work, guess) if not other and (row.kind != "line" or len(times) == 1) else ():
-        if t is None:
-            continue
+    for t in filter(None, (work, guess)) if not other and (row.kind != "line" or len(times) == 1) else ():
         formats = own if not t.named else tuple(f for f in whole if t.near or f != "int4")  # INT4 is a weight's
         sure = t.near and t.named and bool(_WHOLE.search(row.label if row.kind == "table" else row.text))
         for q in (q for q in times if q.exact or t is guess):

@@ -28,9 +28,7 @@ _SHARE = re.compile(
     r"(?i)\bshare\b(?! of (?:the )?(?:\w+ )?(?:peak|roof|limit|bound))|^time ?\(%\)$|breakdown|"
     r"(?:%|\bpct|percent(?:age)?|fraction) of (?:the )?(?:total|all|time|runtime|step|calls|samples|requests|summed)\b"
 )
-_CHANGE = re.compile(
-    r"(?i)^(?!.*speed).*(?:\bdelta|\bdiff|Δ|δ|\bchang|\bvs\b|\bgain\b|\bsaving|\breduc|improve|\bdrop\b)"
-)
+_CHANGE = re.compile(r"(?i)^(?!.*speed).*(?:\b(?:delta|diff|chang|vs\b|gain\b|saving|reduc|drop\b)|Δ|improve)")
 _PHASES = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
 _WHOLE = {"layer", "step", "iteration", "pass", "run", "pipeline", "forward", "e2e", "whole", "full", "time", "latency"}
 

@@ -134,12 +134,11 @@ def figures(report: Report) -> tuple[Named, ...]:
             if len(grid.header) == 2 and (q := row.figure(1)):
                 found.append(_pair(row, row.label, _digits(q), q.line, q))
     for s in arrays(report):  # in all
-        rows = [row for row in report.all_rows if row.line <= s.figures[0].line]
+        at = s.figures[0].line
+        rows = [row for row in report.all_rows if row.line <= at]
         if rows and all(f.value % 1 == 0 for f in s.figures):
             total = exact(sum(s.values))
-            found.append(
-                Named(key_of(f"sum of {s.name}"), "n", total, f"{total.mid:.0f} in all", s.figures[0].line, rows[-1])
-            )
+            found.append(Named(key_of(f"sum of {s.name}"), "n", total, f"{total.mid:.0f} in all", at, rows[-1]))
     for row in report.rows:  # a table of names and values
         table = report.blocks[row.block].table
         table = valued(table) if table else None

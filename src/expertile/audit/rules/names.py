@@ -67,9 +67,7 @@ NAMES = {
     "epoch_time": Name(
         "time", r"epoch(?: time| duration)?|(?:time|s|sec|seconds|min|minutes|h|hours) (?:per|/) ?epoch"
     ),
-    "all_epochs": Name(
-        "time", r"total(?: time)?(?: [hs]| min)?|(?:total )?train(?:ing)? time|wall(?: clock)?(?: time)?"
-    ),
+    "all_epochs": Name("time", r"total(?: time)?(?: [hs]| min)?|(?:total )?train(?:ing)? time|wall(?: clock| time)?"),
     "dataset": Name("n items", r"(?:dataset|train(?:ing)?|num)(?: size)?(?: (?:images|samples|examples))?"),
     "train_time": Name("time", r"train(?:ing)?(?: time)?"),
     "epoch_steps": Name(
@@ -89,13 +87,10 @@ NAMES = {
     ),
     "step_tokens": Name(
         "n token/item",
-        r"(?:global )?batch tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be)?|batch size tokens",
+        r"(?:global )?batch(?: size)? tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be)?",
     ),
     "tokens_seen": Name(
-        "n tokens",
-        r"(?:total )?tokens (?:seen|consumed|processed|trained(?: on)?)|consumed tokens",
-        r"(?i)tokens",
-        least=1e9,
+        "n tokens", r"tokens (?:seen|consumed|processed|trained)(?: on)?|consumed tokens", r"(?i)tokens", least=1e9
     ),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
@@ -105,16 +100,12 @@ NAMES = {
     "lr": Name("n", r"lr|learning rate"),
     "step": Name("n", r"step|iter(?:ation)?"),
     "peak_lr": Name("n", "(?!)", rf"warm-?up[^.;]{{0,24}}(?:->|to|→) ?({NUMBER})\b"),
-    "warmup_steps": Name(
-        "n", r"warm ?up (?:steps|iters)", rf"warm-?up[^;]{{0,40}} (?:over|in|for) {_N} (?:steps|iter)"
-    ),
+    "warmup_steps": Name("n", r"warm ?up (?:steps|iters)", rf"warm-?up[^;]{{0,40}} (?:over|in|for) {_N} (?:step|it)"),
     # models
     "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
     "adapter_params": Name("n", r"(?:trainable|lora|adapter) param(?:eter)?s"),
     "adapter_file": Name("bytes", r"adapter(?: file)?(?: size)?|lora (?:file|size|weights)"),
-    "layers": Name(
-        "n", r"(?:arch |model )?(?:n |num )?(?:hidden )?layers?", rf"{_N} (?:transformer |decoder )?layers\b"
-    ),
+    "layers": Name("n", r"(?:arch |model |n |num )*(?:hidden )?layers?", rf"{_N} (?:transformer |decoder )?layers\b"),
     "hidden": Name(
         "n",
         r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd|width)",
@@ -149,17 +140,13 @@ NAMES = {
     "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e|ated?)\b"),
     "all_params": Name(
         "n params",
-        r"sum|total(?: param(?:eter)?s)?|^(?:num |n )?param(?:eter)?s",
-        r"(?i)\bin total|in all\b|\bof (?:its|the|our) [\d.]+ ?B",
+        r"sum|total(?: param\w*)?|^(?:num |n )?param\w*",
+        r"(?i)in total|in all\b|of (?:its|the|our) [\d.]+ ?B",
     ),
     "routed": Name(
-        "n params",
-        r"(?:all )?routed(?: experts?)?(?: param(?:eter)?s)?",
-        r"(?i)in (?:the )?(?:routed|(?:routed )?experts)",
+        "n params", r"routed(?: experts?)?(?: param\w*)?", r"(?i)in (?:the )?(?:(?:routed )?experts|routed)"
     ),
-    "embedding": Name(
-        "n params", r"(?:tok(?:en)? )?embed(?:ding)?s?(?: param(?:eter)?s)?", r"(?i)embedding", least=1e6
-    ),
+    "embedding": Name("n params", r"(?:token? )?embed(?:ding)?s?(?: param\w*)?", r"(?i)embedding", least=1e6),
     "checkpoint": Name(
         "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
     ),
@@ -189,11 +176,9 @@ NAMES = {
     "gpu_rate": Name(
         "tokens_per_s", rf"per gpu (?:output )?(?:token )?throughput|throughput per gpu|{_TOKENS_S}(?: per |/| )gpu"
     ),
-    "mean_concurrency": Name("n", r"^concurrency|^number of concurrent requests"),
+    "at_once": Name("n", r"^concurrency|^number of concurrent requests"),
     "mean_ttft": Name("time", rf"^{_MEAN} (?:ttft|time to first token)(?: ttft)?"),
-    "mean_itl": Name(
-        "time s_per_token", rf"^{_MEAN} (?:itl|tpot|inter token latency|time per output token)(?: tpot| itl)?"
-    ),
+    "mean_itl": Name("time s_per_token", rf"{_MEAN} (?:itl|tpot|inter token latency|time per output token)(?: tpot)?"),
     "blocks": Name("n", r"gpu blocks|(?:num )?(?:gpu|kv) blocks"),
     "block_tokens": Name("n", r"block size"),
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
@@ -216,7 +201,6 @@ NAMES = {
         r"(?:draft|spec(?:ulative)?) len(?:gth)?|(?:num )?(?:speculative|draft(?:ed)?) tokens|gamma|k",
         rf"(?i){_N} (?:draft|speculative) tokens|\b(?:k|gamma) ?= ?{_N}|draft(?:ing|s|ed)? {_N} tokens",
     ),
-    "draft_tokens": Name("n", r"num (?:speculative|draft) tokens"),
     "accepted_length": Name(
         "n tokens token/item",
         r"accept(?:ed|ance)? len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round)",
@@ -243,9 +227,7 @@ NAMES = {
     "limit_warps": Name("n", r"block limit warps"),
     "active_warps": Name("n", r"theoretical active warps(?: per |/)?sm"),
     "occupancy": Name(
-        "percent",
-        r"theoretical occupancy|theoretical|(?<!achieved )occup(?:ancy)?(?: %)?",
-        r"(?i)theoretical occupancy",
+        "percent", r"theoretical(?: occupancy)?|(?<!achieved )occup(?:ancy)?(?: %)?", r"(?i)theoretical occup"
     ),
     "achieved_occupancy": Name("percent", r"achieved(?: occupancy)?"),
     "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),

@@ -124,9 +124,7 @@ def limits(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         held = [(q, own_words(row, q)) for q in row.of(*RATES) if q.value.mid]
         ends = [(q, row.text[: q.start], row.text[q.end :]) for q, _ in held if "b" in q.text]
-        nics = {
-            q for q, before, behind in ends if _NIC.search(before) or re.match(r" (?:NIC|HCA|port|adapter)", behind)
-        }
+        nics = {q for q, before, after in ends if _NIC.search(before) or re.match(r" (?:NIC|HCA|port|adapter)", after)}
         said = [
             bool(
                 _PORT.search(q.text)

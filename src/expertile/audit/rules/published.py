@@ -34,7 +34,7 @@ FUNCTIONS: dict[str, Callable[..., float]] = {
 }
 
 
-NEVER = 1 << 20
+ASK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ _STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
     # Training: batches, ranks, tokens (Narayanan et al. 2021, arXiv:2104.04473, for the pipeline's bubble).
     Formula("batch", "global_batch = micro * accum * dp", unless="ramp|warm-?up batch"),
-    Formula("batch", "global_batch = micro * accum * world", sure=NEVER, unless=r"ramp|tensor|pipeline|\btp\b|\bpp\b"),
+    Formula("batch", "global_batch = micro * accum * world", sure=ASK, unless=r"ramp|tensor|pipeline|\btp\b|\bpp\b"),
     Formula(
         "ranks",
         "world = tp * pp * dp | tp * pp * dp * cp | tp * pp * dp * ep | tp * pp | dp * pp | tp * dp | tp | dp",
-        sure=NEVER,
+        sure=ASK,
         slack=0,
     ),
-    Formula("steps", "all_steps = epochs * epoch_steps", sure=NEVER, slack=0.02, unless="resum|early.stop|stopped"),
+    Formula("steps", "all_steps = epochs * epoch_steps", sure=ASK, slack=0.02, unless="resum|early.stop|stopped"),
     Formula("time", "all_epochs = epochs * epoch_time", sure=2, slack=0.04, far=0.1, fit=2, reach="row"),
-    Formula("time", "train_time = epochs * dataset / sample_rate", sure=NEVER, slack=0.04, unless="resum"),
-    Formula("tokens", "tokens_seen = steps * step_tokens", sure=NEVER, unless="resum|ramp|warm-?up batch|epoch|padd"),
+    Formula("time", "train_time = epochs * dataset / sample_rate", sure=ASK, slack=0.04, unless="resum"),
+    Formula("tokens", "tokens_seen = steps * step_tokens", sure=ASK, unless="resum|ramp|warm-?up batch|epoch|padd"),
     Formula(
         "bubble",
         "bubble = (pp - 1) / (microbatches + pp - 1) | (pp - 1) / microbatches",
@@ -109,47 +109,31 @@ FORMULAS = (
             for m in (2, 3)
             for e in (0, 1, 2)
         ),
-        sure=NEVER,
+        sure=ASK,
         slack=0.02,
         unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
     ),
     Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
-    Formula(
-        "parameters", "active = all_params - routed * (1 - topk / experts)", sure=NEVER, slack=0.04, unless="first-?k"
-    ),
-    Formula(
-        "parameters",
-        "embedding = vocab * hidden | 2 * vocab * hidden | vocab * hidden + hidden * hidden",
-        sure=NEVER,
-        slack=0.03,
-        far=0.08,
-        unless="position|factori[sz]|padd|tied",
-    ),
+    Formula("parameters", "active = all_params - routed * (1 - topk / experts)", sure=ASK, slack=0.04),
+    Formula("parameters", "embedding = vocab * hidden | 2 * vocab * hidden", ASK, 0.03, 0.08, unless="position|padd"),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula(
         "routing",
         "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
-        sure=NEVER,
+        sure=ASK,
     ),
-    Formula(
-        "routing",
-        "load_sum = tokens * topk | tokens",
-        sure=2,
-        slack=0,
-        reach="row",
-        unless=r"dropped[ :=]+[1-9]|(?<!no )(?<!without )capacity|padd",
-    ),
+    Formula("routing", "load_sum = tokens * topk | tokens", 2, slack=0, reach="row", unless=r"dropped[ :=]+[1-9]|padd"),
     Formula(
         "memory",
         "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
-        sure=NEVER,
+        sure=ASK,
         slack=0.06,
         unless=r"int4|4-bit|gptq|awq|nf4|gguf|\bq\d_|lora|experts|shard of|per rank|\bmoe\b",
     ),
     Formula(
         "memory",
         "optimizer_bytes = " + " | ".join(f"params * {n}" for n in (8, 12, 2, 4, 6, 10, 14, 16)),
-        sure=NEVER,
+        sure=ASK,
         slack=0.06,
         unless=r"shard|zero|fsdp|per gpu|8-bit|adafactor|lion|muon|sgd|lora|offload|moe",
     ),
@@ -170,38 +154,26 @@ FORMULAS = (
         keys=_STATISTIC,
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
-    Formula("speculation", "speed_up <= expected_length", sure=NEVER, slack=0.03, reach="row"),
-    Formula("speculation", "speed_up <= accepted_length + 1", sure=NEVER, slack=0.03, reach="row"),
-    Formula(
-        "speculation", "accepted_length <= draft_tokens + 1", sure=NEVER, unless="(?<!no )tree[ -](?:draft|att|verif)"
-    ),
-    Formula("speculation", "accepted_length <= drafted + 1", reach="row", unless="(?<!no )tree[ -](?:draft|att|verif)"),
-    Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=NEVER, slack=0.02),
-    Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=NEVER, slack=0.02),
+    Formula("speculation", "speed_up <= expected_length", sure=ASK, slack=0.03, reach="row"),
+    Formula("speculation", "speed_up <= accepted_length + 1", sure=ASK, slack=0.03, reach="row"),
+    Formula("speculation", "accepted_length <= drafted + 1", unless="(?<!no )tree[ -](?:draft|att|verif)"),
+    Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=ASK, slack=0.02),
+    Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=ASK, slack=0.02),
     # Both are sums of the requests' times over the time of the benchmark (sglang, TensorRT-LLM, siege).
     Formula(
-        "concurrency",
-        "mean_concurrency = request_rate * mean_latency if mean_concurrency % 1 else mean_concurrency",
-        slack=0.03,
-        far=0.1,
-        reach="block",
+        "concurrency", "at_once = request_rate * mean_latency if at_once % 1 else at_once", 0, 0.03, 0.1, reach="block"
     ),
     Formula(
         "latency",
         "mean_latency = mean_ttft + (tokens_out / completed - 1) * mean_itl",
-        sure=NEVER,
-        slack=0.1,
-        reach="block",
-        unless="speculat|eagle|draft|multi-?step",
+        ASK,
+        0.1,
+        unless="speculat|draft",
     ),
-    Formula(
-        "real-time factor", "rtf = processing / audio | audio / processing", sure=2, slack=0.03, far=0.2, reach="row"
-    ),
+    Formula("real-time factor", "rtf = processing / audio | audio / processing", 2, 0.03, 0.2, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
-    Formula(
-        "occupancy", "resident_blocks <= floor(65536 / (ceil(registers / 8) * 8 * block_threads))", unless="cluster of"
-    ),
+    Formula("occupancy", "resident_blocks <= floor(65536 / (ceil(registers / 8) * 8 * block_threads))"),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
     Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="block"),
     Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),
@@ -210,7 +182,7 @@ FORMULAS = (
     Formula(
         "grid",
         "grid = ceil(gemm_m / tile_m) * ceil(gemm_n / tile_n)",
-        sure=NEVER,
+        sure=ASK,
         unless=r"persistent|(?<!no )split-?_?k|stream-?k|batched|grouped|cluster",
         reach="block",
     ),
@@ -222,16 +194,16 @@ FORMULAS = (
     Formula("intensity", "flop_per_byte = flop / dram_bytes", slack=0.02, reach="row"),
     Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
     Formula("conflicts", "conflicts = wavefronts / requests", slack=0.03, reach="block"),
-    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=NEVER, slack=0.03),
-    Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=NEVER, slack=0.05, reach="block"),
-    Formula("bytes in flight", "in_flight = latency * bandwidth", sure=NEVER, slack=0.05, reach="block"),
+    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=ASK, slack=0.03),
+    Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=ASK, slack=0.05, reach="block"),
+    Formula("bytes in flight", "in_flight = latency * bandwidth", sure=ASK, slack=0.05, reach="block"),
     # Parts are no more than the whole, nor a mean more than its root mean square, nor that more than the greatest.
     Formula("ratio", "hit_share = hits / (hits + misses) | hits / lookups", reach="block"),
     Formula("ratio", "hit_share = hits / lookups | hits / (hits + misses)", reach="block"),
     Formula(
         "ratio",
         "hit_share = hits / asked if hits < asked else hit_share | hits / (hits + misses)",
-        sure=NEVER,
+        sure=ASK,
         reach="block",
     ),
     Formula("ratio", "miss_share = misses / (hits + misses) | misses / lookups", reach="block"),
@@ -239,8 +211,8 @@ FORMULAS = (
     Formula("ratio", "pass_share = passed / (passed + failed)", reach="block"),
     Formula("order", "top_1 <= top_5", reach="block"),
     Formula("order", "goodput <= served", reach="row"),
-    Formula("order", "measured <= roof", sure=NEVER, slack=0.02, reach="row"),
-    Formula("order", "weights <= peak_bytes", sure=NEVER, slack=0, reach="row"),
+    Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
+    Formula("order", "weights <= peak_bytes", sure=ASK, slack=0, reach="row"),
     Formula("order", "mean_error <= square_error", reach="block"),
     Formula("order", "square_error <= most_error", reach="block"),
     Formula("order", "mean_error <= most_error", reach="block"),
@@ -248,16 +220,12 @@ FORMULAS = (
     Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
     Formula("total", "loop = count * each", slack=0.05, reach="block", unless="warm"),
-    Formula("total", "whole = count * each", sure=NEVER, slack=0.05, reach="block", unless="warm"),
+    Formula("total", "whole = count * each", sure=ASK, slack=0.05, reach="block", unless="warm"),
     # Figures that count something, and what they make.
-    Formula("concurrency", "clients = request_rate * mean_latency", sure=NEVER, slack=0.1, unless=_OPEN_LOOP),
+    Formula("concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
     # Of several runs in one log: the rate stands last.
-    Formula(
-        "concurrency", "request_rate = clients / mean_latency", 2, slack=0.06, fit=2, reach="block", unless=_OPEN_LOOP
-    ),
-    Formula(
-        "throughput", "request_rate = completed / window", sure=NEVER, slack=0.03, unless="ramp|warm", reach="block"
-    ),
+    Formula("concurrency", "request_rate = clients / mean_latency", 2, 0.06, fit=2, reach="block", unless=_OPEN_LOOP),
+    Formula("throughput", "request_rate = completed / window", sure=ASK, slack=0.03, unless="ramp|warm", reach="block"),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
     Formula("ratio", "row_nonzeros = nonzeros / matrix_rows", slack=0.01, reach="block"),
     Formula(
@@ -273,14 +241,14 @@ FORMULAS = (
     Formula(
         "energy",
         "energy = " + " | ".join(f"{n} * mean_power * ran_for" for n in (1, 2, 4, 8, 16, "world")),
-        sure=NEVER,
+        sure=ASK,
         slack=0.03,
     ),
     Formula("energy", "energy = gpu_hours * gpu_power", slack=0.03, unless="pue|cool|host|node power"),
     Formula(
         "carbon",
         "carbon = energy * grid_carbon | energy * pue * grid_carbon",
-        sure=NEVER,
+        sure=ASK,
         slack=0.04,
         unless="offset|embodied .*includ",
     ),
@@ -289,9 +257,9 @@ FORMULAS = (
     Formula(
         "throughput",
         "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum",
-        sure=NEVER,
+        sure=ASK,
     ),
     Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
     Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),
-    Formula("processors", "user <= hardware_threads * real", sure=NEVER, slack=0.03),
+    Formula("processors", "user <= hardware_threads * real", sure=ASK, slack=0.03),
 )

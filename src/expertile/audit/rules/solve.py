@@ -27,7 +27,8 @@ _SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
 _BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
 WALL = re.compile(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
-    r".*(?:duration|elapsed|wall|time|train\w*[ _](?:hours|days)|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted)"
+    r".*(?:duration|elapsed|wall|time|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted|"
+    r"train\w*[ _](?:hours|days))"
 )
 _SIDE = re.compile(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
 
@@ -120,8 +121,7 @@ def _around(row: Row) -> list[Term]:
     lines = [] if row.kind != "line" else lines or block * (kind == "prose")
     # "… for the same array" lends what the sentence before says of it; else one of several kinds is about itself.
     same = re.search(
-        r"\bsame\b|\b[Tt]his (?:is|costs?|makes|takes|comes)\b|\b(?:[Ii]t|[Ww]e|[Oo]urs) (?:takes?|took|needs?|needed)\b",
-        row.text,
+        r"(?i)\bsame\b|\bthis (?:is|costs?|makes)\b|\b(?:it|we|ours) (?:takes?|took|needs?|needed)\b", row.text
     )
     timed = {"time", "s_per_item", "s_per_token"}
     own = {q.kind for q in row.quantities}
@@ -131,9 +131,7 @@ def _around(row: Row) -> list[Term]:
     for r in lines:
         some = [t for t in terms(r) if t.figure and (t.kind != "params" or kind == "list")]
         near += some if kind == "code" or len({t.kind for t in some}) == 1 else []
-    spoken = row.kind == "line" and (
-        kind == "prose" or (kind == "list" and re.search(r"\b(?:this|that|it) ", row.text))
-    )
+    spoken = row.kind == "line" and (kind == "prose" or (kind == "list" and re.search(r" (?:this|that|it) ", row.text)))
     last = [t for t in terms(row.before) if t.figure] if spoken and row.before else []
     last = [] if row.before and IF.match(row.before.text) else last
     goes_on = len(last) == 2 or (len(last) == 3 and (same or _HENCEFORTH.match(row.text)))

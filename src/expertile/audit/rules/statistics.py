@@ -32,35 +32,14 @@ _NAMES = {name: name for name in _OF} | {"avg": "mean", "average": "mean", "gmea
 _NAMES |= {"minimum": "min", "maximum": "max", "stdev": "std", "stddev": "std", "total": "sum"}
 _NAMES |= {"fastest": "best", "slowest": "worst"}
 _MIDDLE = ("mean", "geomean", "median")
-_FILLER = {
-    "time",
-    "times",
-    "took",
-    "takes",
-    "of",
-    "the",
-    "all",
-    "over",
-    "value",
-    "runs",
-    "run",
-    "samples",
-    "latency",
-    "overall",
-    "result",
-}
+_FILLER = {*re.findall(r"\w+", "time times took takes of the all over value runs run samples latency overall result")}
 _PART = {"without", "excl", "excluding", "after", "warm", "warmup", "up", "steady", "first", "skipping", "ignoring"}
 _SOME = re.compile(
     r"(?i)trim|outlier|selected|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weighted|moving|running|ema\b"
 )
 _LISTED = re.compile(r"(?i)\b(?:listed|shown|above|these)\b")
 _WARM = re.compile(r"(?i)warm|discard|exclud|skip|steady|first")
-_SPELLED = {
-    "latencies": ("latency",),
-    "busbw": ("bus", "bandwidth"),
-    "algbw": ("alg", "bandwidth"),
-    "bw": ("bandwidth",),
-}
+_SPELL = {"latencies": ("latency",), "busbw": ("bus", "bandwidth"), "algbw": ("alg", "bandwidth"), "bw": ("bandwidth",)}
 
 
 def related(report: Report) -> Iterator[Finding]:
@@ -132,9 +111,7 @@ def _objective(record: Record) -> Iterator[Finding]:
             least, most = (rank, 100.0) if f.value <= limit.value else (0.0, rank)
             if not least - 0.11 <= value <= most + 0.11:
                 bound = "at least" if least else "at most"
-                message = (
-                    f"{f.name} is {f.text} of {limit.text}, so that {bound} {rank:g} % are within, not {share.text}"
-                )
+                message = f"{f.name} is {f.text} of {limit.text}, so {bound} {rank:g} % are within, not {share.text}"
                 # Those that failed may count as outside.
                 yield finding(QUESTION, "order", f"{message}: of which requests?", share, f, limit)
                 break
@@ -188,7 +165,7 @@ def summaries(report: Report) -> Iterator[Finding]:
 
 
 def _spelled(names: set[str]) -> set[str]:
-    return {w.rstrip("s") if len(w) > 3 else w for n in names for w in _SPELLED.get(n, (n,))} - _FILLER
+    return {w.rstrip("s") if len(w) > 3 else w for n in names for w in _SPELL.get(n, (n,))} - _FILLER
 
 
 def _stems(s: Series) -> set[str]:

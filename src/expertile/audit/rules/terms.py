@@ -77,10 +77,7 @@ SINGLE = re.compile(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
-_ACTIVE = (
-    re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"),
-    re.compile(r"-a(\d+(?:\.\d+)?)b\b"),
-)
+_USED = (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"), re.compile(r"-a(\d+(?:\.\d+)?)b\b"))
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
 
@@ -230,7 +227,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     single = batch.value == 1 if batch else q.kind == "s_per_token" or alone
     drafted = row.kind == "table" and drafts(report)  # the text below may say so
     single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
-    active = next(({*map(float, of)} for form in _ACTIVE if (of := form.findall(report.text))), set())
+    active = next(({*map(float, of)} for form in _USED if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
     several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
     if drafted or (several and not step):

@@ -19,7 +19,7 @@ from expertile.audit.rules.tables import wrong
 from expertile.audit.units import RATES, TIMES, TYPED
 
 _FROM = re.compile(
-    r"(?i)\bfrom\b.*\bto\b|\band not\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
+    r"(?i)\bfrom\b.*\bto\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
     r"\bthan\b"
 )
 _GAINS = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import FIT, ODD, Interval, printed
+from expertile.audit.interval import FIT, ODD, Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, on_sheet
@@ -40,7 +40,6 @@ _RANK = (
 )
 _RANKED = re.compile(rf"{_RANK}|\b(mean|avg|average)\b")
 _RANK_NEAR = re.compile(_RANK)
-_SLASHED = re.compile(r"(?<![\w/])(p\d\d(?:/p?\d\d)+)\b[^\d/]{0,16}(\d[\d.]*(?:/\d[\d.]*)+)(?![\d/])")
 # An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
 _AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 _WORDS = NUMBERS | {"one": "1"}
@@ -207,12 +206,6 @@ def orders(report: Report) -> Iterator[Finding]:
             pairs = itertools.permutations(beside, 2)
             wrong = [(a, b) for (r, a), (s, b) in pairs if _below(r, s) and a.value.lo > 1.005 * b.value.hi]
             sure = len(beside) > 2 and not re.search(r"limit|cap\b|timeout|target|slo\b", text)
-        for m in _SLASHED.finditer(text):  # "p50/p90/p99: 12/30/25 ms"
-            of, figures = [float(x) for x in re.findall(r"\d+", m[1])], [printed(x) for x in m[2].split("/")]
-            each = itertools.combinations(zip(of, figures, strict=False), 2)
-            if len(of) == len(figures) and any(p < q and x.lo > y.hi for (p, x), (q, y) in each):
-                message = f"{m[2]} are in the wrong order of {m[1]}"
-                yield Finding(INCONSISTENT, "order", row.line, m[2], message, (row.line,))
         for a, b in wrong[:1]:
             message = f"{a.text} and {b.text} are in the wrong order"
             yield finding(INCONSISTENT if sure else QUESTION, "order", message, b, a)

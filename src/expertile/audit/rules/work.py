@@ -11,9 +11,7 @@ from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 
 _GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
-_NOT_GEMM = re.compile(
-    r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementwise|add\b|copy|sort|scan"
-)
+_NOT_GEMM = re.compile(r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementw|add\b|copy|sort|scan")
 _SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
 _OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
 _ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
