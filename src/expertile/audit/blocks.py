@@ -179,10 +179,8 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
         at = [0]
         for (_, end), (start, _) in itertools.pairwise(spans):
             word = text.rfind(" ", 0, start) + 1  # one that is wider than its column
-            over = (
-                start if word == start or len(text) <= start else word if word >= end else (text + " ").find(" ", start)
-            )
-            at.append(over)
+            to = start if word == start or len(text) <= start else word if word >= end else f"{text} ".find(" ", start)
+            at.append(to)
         return [text[a:b].strip() for a, b in itertools.pairwise([*at, 999])]
 
     body = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])

@@ -52,9 +52,7 @@ _EXPLAINED = re.compile(
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )
 # Somebody else's figure, or one that nobody should state.
-_QUOTED = re.compile(
-    r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full"
-)
+_QUOTE = re.compile(r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full")
 _CACHE = re.compile(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
 
 
@@ -89,7 +87,7 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
         found = [f for f in found if f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
     if explained:
         near = {f.line: "\n".join(report.lines[max(0, f.line - 2) : f.line + 1]) for f in found}
-        found = [f for f in found if f.rule not in ("peak", "limit") or not _QUOTED.search(near[f.line])]
+        found = [f for f in found if f.rule not in ("peak", "limit") or not _QUOTE.search(near[f.line])]
     found = [_voiced(finding, report.lines, explained) for finding in found]
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))

@@ -270,11 +270,8 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
             each = [named(several["name"], m[0], "", line.number, None) for m in re.finditer(NUMBER, several["all"])]
             found.append(Series(several["name"], each, index))
             continue
-        turns = (
-            len(figures) == 1
-            and run
-            and bool({*figures[0].words} & _STATISTICS) != bool({*run[-1].words} & _STATISTICS)
-        )
+        ranked = {bool({*f.words} & _STATISTICS) for f in (*figures[:1], *run[-1:])}
+        turns = len(figures) == 1 and len(ranked) > 1
         if len(figures) == 1 and run and run[-1].kind == figures[0].kind and line.number - last == 1 and not turns:
             run.append(figures[0])
         else:

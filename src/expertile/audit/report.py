@@ -299,9 +299,7 @@ class Report:
         """Whether preformatted text has a line "Device: …"."""
         of = self.blocks[block]
         text = of.text + "\n".join(": ".join(cells) for _, cells in (of.table.rows if of.table else ()))
-        return of.kind == "code" and bool(
-            re.search(r"(?im)\b(?:device|gpu|processor|graphics)[\w ]*[:|=] *[A-Za-z]", text)
-        )
+        return of.kind == "code" and bool(re.search(r"(?i)\b(?:device|gpu|processor|graphics)[\w ]*[:|=] *[a-z]", text))
 
     @lru_cache  # noqa: B019
     def _stated(self, block: int) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:

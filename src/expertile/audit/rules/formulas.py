@@ -185,9 +185,7 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
 @lru_cache(maxsize=4096)
 def _in_grid(row: Row) -> bool:
     """Whether it is one of several rows of a table, whose figures are their own."""
-    return row.kind == "table" and any(
-        len(g.rows) > 1 and len(g.header) > 2 and row in g.rows for g in row.report.grids
-    )
+    return row.kind == "table" and any(len(g.rows) > 1 and g.header[2:] and row in g.rows for g in row.report.grids)
 
 
 def _of_device(row: Row, name: str) -> tuple[Named, int] | None:

@@ -64,9 +64,7 @@ _RESIDENT = re.compile(
 )
 _PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
 _FIRST = re.compile(r"(?i)\bttft\b|time to first token|prefill")
-_REUSED = re.compile(
-    r"(?i)cache hit|cached|warm cache|prefix (?:caching|cache) (?:on|enabled)|sparse attention|moe|mixture"
-)
+_REUSED = re.compile(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enabled)|sparse attention|moe|mixture")
 _AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
 _NO_DECODE = re.compile(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"

@@ -144,6 +144,5 @@ def _difference(sheet: Sheet, numeric: list[int], c: int) -> Iterator[Finding]:
         if made[r] and abs(t.value - made[r]) >= 0.02 * abs(made[r]):
             shown = made[r] * (100.0 if t.kind == "percent" else 1.0)
             message = f"{sheet.header[b]} {y.text} is {shown:+.3g} from {sheet.header[a]} {x.text}, not {t.text}"
-            yield finding(
-                INCONSISTENT if good > 2 and not turned else QUESTION, "ratio", message, t, lines=(x.line, y.line)
-            )
+            sure = good > 2 and not turned
+            yield finding(INCONSISTENT if sure else QUESTION, "ratio", message, t, lines=(x.line, y.line))

@@ -64,9 +64,7 @@ NAMES = {
     "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
     "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
     "epochs": Name("n", r"(?:num )?(?:train(?:ing)? )?epochs", rf"(?i){_N} epochs\b"),
-    "epoch_time": Name(
-        "time", r"epoch(?: time| duration)?|(?:time|s|sec|seconds|min|minutes|h|hours) (?:per|/) ?epoch"
-    ),
+    "epoch_time": Name("time", r"epoch(?: time| duration)?|(?:time|s|sec\w*|min\w*|h|hours) (?:per|/) ?epoch"),
     "all_epochs": Name("time", r"total(?: time)?(?: [hs]| min)?|(?:total )?train(?:ing)? time|wall(?: clock| time)?"),
     "dataset": Name("n items", r"(?:dataset|train(?:ing)?|num)(?: size)?(?: (?:images|samples|examples))?"),
     "train_time": Name("time", r"train(?:ing)?(?: time)?"),
@@ -118,9 +116,7 @@ NAMES = {
         rf"(?i)vocab\w*(?: size)?(?: of| is| has|:)? {_N}|\b{_N}[ -](?:entr(?:y|ies)|tokens?|words?)(?: in \w+)? vocab",
     ),
     "experts": Name(
-        "n",
-        r"(?:n |num )?(?:routed |local )?experts",
-        rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:an? |each |every |one )?(?:gpu|rank|device|card|node))",
+        "n", r"experts", rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:\w+ )?(?:gpu|rank|device|card|node))"
     ),
     "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
@@ -143,10 +139,10 @@ NAMES = {
         r"sum|total(?: param\w*)?|^(?:num |n )?param\w*",
         r"(?i)in total|in all\b|of (?:its|the|our) [\d.]+ ?B",
     ),
-    "routed": Name(
-        "n params", r"routed(?: experts?)?(?: param\w*)?", r"(?i)in (?:the )?(?:(?:routed )?experts|routed)"
+    "routed": Name("n params", r"routed(?: experts?)?(?: param\w*)?", r"(?i)in (?:the )?(?:routed|experts)"),
+    "embedding": Name(
+        "n params", r"embed(?:ding)?s?(?: param\w*)?", r"(?i)embedding\w* (?:\w+ )?(?:ha[sv]|is|are|tak)"
     ),
-    "embedding": Name("n params", r"(?:token? )?embed(?:ding)?s?(?: param\w*)?", r"(?i)embedding", least=1e6),
     "checkpoint": Name(
         "bytes", r"checkpoint(?: size)?", r"(?i)\b(?:wrote|saved|written)\b.*in total|checkpoint|safetensors", least=1e7
     ),
@@ -174,7 +170,7 @@ NAMES = {
         rf"(?<!input ){_TOKENS_S}",
     ),
     "gpu_rate": Name(
-        "tokens_per_s", rf"per gpu (?:output )?(?:token )?throughput|throughput per gpu|{_TOKENS_S}(?: per |/| )gpu"
+        "tokens_per_s", rf"per gpu (?:output |token )*throughput|throughput per gpu|{_TOKENS_S}[ /per]+gpu"
     ),
     "at_once": Name("n", r"^concurrency|^number of concurrent requests"),
     "mean_ttft": Name("time", rf"^{_MEAN} (?:ttft|time to first token)(?: ttft)?"),
@@ -193,9 +189,7 @@ NAMES = {
         rf"{_N} (?:output|generated|new) tokens\b",
     ),
     "draft_length": Name("n", r"k|(?:draft|num speculative) (?:len(?:gth)?|tokens)|gamma"),
-    "acceptance": Name(
-        "n percent", r"accept\w*(?: rate| prob\w*)?", r"accepted with (?:a )?probability (?:of )?(0?\.\d+)"
-    ),
+    "acceptance": Name("n percent", r"accept\w*(?: rate| prob\w*)?", r"accepted with (?:a )?prob\w+ (?:of )?(0?\.\d+)"),
     "drafted": Name(
         "n",
         r"(?:draft|spec(?:ulative)?) len(?:gth)?|(?:num )?(?:speculative|draft(?:ed)?) tokens|gamma|k",
@@ -207,9 +201,7 @@ NAMES = {
         r"(?i)accept(?:ed|ance) length (?:of |is |was |: ?)?(\d+\.\d+)",
     ),
     "speed_up": Name("ratio", r"speed ?up"),
-    "expected_length": Name(
-        "n ratio tokens token/item", r"(?:expected |mean )?tokens per (?:target )?(?:pass|step|verif\w*)"
-    ),
+    "expected_length": Name("n ratio tokens token/item", r"tokens per (?:target )?(?:pass|step|verif\w*)"),
     # what a GPU does
     "registers": Name("n", r"(?<!limit )reg(?:ister)?s?(?: per thread)?", rf"{_N} reg(?:ister)?s\b"),
     "block_threads": Name(
@@ -226,9 +218,7 @@ NAMES = {
     "limit_smem": Name("n", r"block limit shared mem"),
     "limit_warps": Name("n", r"block limit warps"),
     "active_warps": Name("n", r"theoretical active warps(?: per |/)?sm"),
-    "occupancy": Name(
-        "percent", r"theoretical(?: occupancy)?|(?<!achieved )occup(?:ancy)?(?: %)?", r"(?i)theoretical occup"
-    ),
+    "occupancy": Name("percent", r"theoretical|(?<!achieved )occup(?:ancy)?(?: %)?", r"(?i)theoretical occup"),
     "achieved_occupancy": Name("percent", r"achieved(?: occupancy)?"),
     "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),
     "grid": Name("n", r"grid size|(?:launch )?grid"),
@@ -243,9 +233,7 @@ NAMES = {
     "ipc": Name("n", r"(?:executed )?ipc(?: active| elapsed)?|inst(?:ructions)? per cycle"),
     "cores": Name("n", r"(?:fp32 |cuda )?cores(?: in total| total)?|total (?:fp32 |cuda )?cores"),
     "boost_clock": Name("cycle/s", r"(?:boost|max) clock(?: rate)?"),
-    "fp32_peak": Name(
-        "rate", r"(?:theoretical|peak)(?: peak)? (?:fp32|single)(?: precision)?|fp32 (?:theoretical|peak)"
-    ),
+    "fp32_peak": Name("rate", r"(?:theoretical|peak) (?:fp32|single)(?: precision)?|fp32 (?:theoretical|peak)"),
     "data_rate": Name("bandwidth", r"(?:effective )?(?:memory )?data rate|memory speed", r"(?:data rate|per pin)"),
     "bus_width": Name("n bytes", r"(?:memory )?(?:bus|interface)(?: width)?"),
     "peak_bandwidth": Name("bandwidth", r"(?:=> ?)?(?:theoretical|peak)(?: memory)?(?: bandwidth)?"),
@@ -285,7 +273,7 @@ NAMES = {
     # how often, how many, how good
     "clients": Name(
         "n",
-        r"(?:load generator |number of |num |n |concurrent )*(?:clients|users|connections)|(?:max )?concurrency",
+        r"clients|users|connections|concurrency",
         rf"(?i){_N} (?:concurrent )?(?:clients|users|workers|connections)\b",
     ),
     "request_rate": Name(
@@ -301,25 +289,19 @@ NAMES = {
     ),
     "completed": Name(
         "n items",
-        r"completed|(?:successful|completed|finished|total) requests|requests(?: completed| sent)?|"
+        r"completed|requests(?: completed| sent)?|"
         r"transactions(?: actually processed)?",
     ),
-    "window": Name(
-        "time", r"window(?: s)?|(?:benchmark |test |total )?duration|total time|elapsed(?: time)?|wall(?: time| clock)?"
-    ),
+    "window": Name("time", r"window(?: s)?|duration|total time|elapsed(?: time)?|wall(?: time| clock)?"),
     "wer": Name("percent", r"wer(?: percent| pct)?|word error rate"),
     "substitutions": Name("n", r"sub(?:stitution)?s?"),
     "deletions": Name("n", r"del(?:etion)?s?"),
     "insertions": Name("n", r"ins(?:ertions?)?"),
     "words": Name("n", r"(?:n |num )?(?:ref(?:erence)? )?words|n ref"),
-    "row_nonzeros": Name(
-        "n", r"(?:nnz|non ?zeros) per row(?: avg| mean)?|(?:avg|mean|average) (?:nnz|non ?zeros) per row"
-    ),
+    "row_nonzeros": Name("n", r"(?:nnz|non ?zeros) per row(?: avg| mean)?"),
     "elements": Name("n", r"(?:num |n |total )?elements|numel"),
     "thread_elements": Name("n", r"(?:elements?|elems|items|values) per thread|[ei]pt"),
-    "launched_blocks": Name(
-        "n", r"(?<!gpu )(?<!kv )(?<!resident )(?:num |n |grid |thread ?)?blocks|grid(?: size| dim)?"
-    ),
+    "launched_blocks": Name("n", r"(?<!gpu )(?<!kv )(?<!resident )(?:thread)?blocks|grid(?: size| dim)?"),
     "wave_blocks": Name("n", r"blocks per wave"),
     "all_waves": Name("n", r"waves(?: in total)?"),
     "rpeak": Name("rate", r"r ?peak|theoretical(?: peak| rate| performance)?"),
@@ -334,14 +316,8 @@ NAMES = {
     "power_limit": Name("power", r"(?:enforced )?power limit(?: w)?|power cap"),
     "gpu_power": Name("n power", rf"(?:power )?{_MEAN} (?:w|power) per gpu"),
     "gpu_hours": Name("gpu*s", r"gpu hours"),
-    "energy": Name(
-        "energy", r"(?:power |total )?energy(?: of the run| consumed| used)?", r"(?i)energy|drew|consum|used"
-    ),
-    "ran_for": Name(
-        "time",
-        r"(?:workload |run )?(?:duration|stopped after|ran for)|run ?time|elapsed",
-        r"(?i)stopped after|ran for|lasted",
-    ),
+    "energy": Name("energy", r"energy(?: of the run| consumed| used)?", r"(?i)energy|drew|consum|used"),
+    "ran_for": Name("time", r"duration|stopped after|ran for|run ?time|elapsed", r"(?i)stopped after|ran for|lasted"),
     "pue": Name("n", r"pue", r"PUE (?:of|=|is|was) ?(\d\.\d+)"),
     "grid_carbon": Name("carbon/energy gCO2/J", r"carbon intensity", r"(?i)per kWh|/ ?kWh"),
     "carbon": Name("carbon", r"(?:total )?(?:emissions|carbon)", r"(?i)CO2"),

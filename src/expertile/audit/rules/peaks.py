@@ -149,7 +149,7 @@ def limits(report: Report) -> Iterator[Finding]:
         for q in (*row.of(*RATES), *_crossed(row)):
             own = own_words(row, q)
             if row.kind == "table" and any(
-                re.search(r"(?i)\b(?:mean|avg|min|median)\b", x.label) for x in row.of(q.kind)
+                re.search(r"(?i)\b(?:me(?:di)?an|avg|min)\b", x.label) for x in row.of(q.kind)
             ):
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)

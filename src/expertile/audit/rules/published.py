@@ -115,7 +115,7 @@ FORMULAS = (
     ),
     Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
     Formula("parameters", "active = all_params - routed * (1 - topk / experts)", sure=ASK, slack=0.04),
-    Formula("parameters", "embedding = vocab * hidden | 2 * vocab * hidden", ASK, 0.03, 0.08, unless="position|padd"),
+    Formula("parameters", "embedding = vocab * hidden | 2 * vocab * hidden", ASK, 0.03, 0.08, unless="posit|untied"),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula(
         "routing",
@@ -155,20 +155,13 @@ FORMULAS = (
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
     Formula("speculation", "speed_up <= expected_length", sure=ASK, slack=0.03, reach="row"),
-    Formula("speculation", "speed_up <= accepted_length + 1", sure=ASK, slack=0.03, reach="row"),
     Formula("speculation", "accepted_length <= drafted + 1", unless="(?<!no )tree[ -](?:draft|att|verif)"),
     Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=ASK, slack=0.02),
     Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=ASK, slack=0.02),
     # Both are sums of the requests' times over the time of the benchmark (sglang, TensorRT-LLM, siege).
+    Formula("concurrency", "at_once = request_rate * mean_latency if at_once % 1 else at_once", 0, 0.03, 0.1),
     Formula(
-        "concurrency", "at_once = request_rate * mean_latency if at_once % 1 else at_once", 0, 0.03, 0.1, reach="block"
-    ),
-    Formula(
-        "latency",
-        "mean_latency = mean_ttft + (tokens_out / completed - 1) * mean_itl",
-        ASK,
-        0.1,
-        unless="speculat|draft",
+        "latency", "mean_latency = mean_ttft + (tokens_out / completed - 1) * mean_itl", ASK, 0.1, unless="specul|draft"
     ),
     Formula("real-time factor", "rtf = processing / audio | audio / processing", 2, 0.03, 0.2, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
@@ -255,9 +248,7 @@ FORMULAS = (
     # Input and output; hosts.
     Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
     Formula(
-        "throughput",
-        "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum",
-        sure=ASK,
+        "throughput", "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum", ASK
     ),
     Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
     Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),

@@ -31,9 +31,7 @@ _CALLS = re.compile(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
 _SO = re.compile(r"(?i)\d(?: times| calls| launches| layers|-layer)\b.*(?:\b(?:so|thus|hence|which|i\.e|makes?)\b|=|→)")
-_OFF_TIME = re.compile(
-    r"(?i)^\W*(?:off|less|shorter|reduction (?:in|of)|lower)\b[^.;]*\b(?:time|latency|hours|duration)\b"
-)
+_OFF_TIME = re.compile(r"(?i)^\W*(?:off|less|shorter|reduction \w\w|lower)\b[^.;]*\b(?:time|latency|hours|duration)\b")
 _KEPT = re.compile(
     rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
     r"(?:keeps?|retains?|leaves)\W+$"

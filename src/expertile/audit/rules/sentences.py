@@ -41,9 +41,7 @@ _PARTS = re.compile(
     r"(?i)(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d+) (?:[a-z]+ )?(?:were |was )?(passed|failed|skipped|errors?|xfailed|"
     r"xpassed|succeeded|completed|rejected|timed out|cancelled|pruned|dropped|removed|filtered|discarded|invalid)\b"
 )
-_LEFT = re.compile(
-    r"(?i)\b(?:timed|measured|benchmarked|kept|remaining:?|left:?|ran|evaluated) (\d[\d,]*) ([a-z]{4,}s)\b"
-)
+_LEFT = re.compile(r"(?i)\b(?:timed|measured|bench\w+|kept|remaining:?|left:?|ran|evaluated) (\d[\d,]*) ([a-z]{4,}s)\b")
 _MORE = re.compile(r"(?i)deselected|rerun|warn|/ \d")
 _INSIDE = re.compile(r"(?i)\b(?:inside|within|part) (?:of )?(?:the )?[\"'`]?(?P<name>[\w:.-]{4,})")
 _COUNT = re.compile(
@@ -67,9 +65,7 @@ _SPEAKS = re.compile(
 _OTHER = re.compile(r"(?i)\b(?:idle|host|cooling|pue|saved?|budget|limit of|earlier|previous|paper|others?)\b")
 _STAGE = r"(?:a|per|each|every)[ -](?P<noun>[a-z]{3,})"
 _MANY = re.compile(rf"(?i)\b(?P<n>\d{{1,5}}|{'|'.join(NUMBERS)}) (?P<noun>[a-z]{{3,}})s\b")
-_SO = re.compile(
-    r"(?i)\b(?:so|hence|thus|therefore|i\.e|that (?:is|makes)|which (?:is|makes)|makes?|takes?|occup\w+)\b|="
-)
+_SO = re.compile(r"(?i)\b(?:so|hence|thus|therefore|i\.e|(?:that|which) (?:is|makes)|makes?|takes?|occup\w+)\b|=")
 
 
 def sentences(report: Report) -> Iterator[Finding]:

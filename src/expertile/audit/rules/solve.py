@@ -120,9 +120,7 @@ def _around(row: Row) -> list[Term]:
         return amounts if len(amounts) == 1 else []
     lines = [] if row.kind != "line" else lines or block * (kind == "prose")
     # "… for the same array" lends what the sentence before says of it; else one of several kinds is about itself.
-    same = re.search(
-        r"(?i)\bsame\b|\bthis (?:is|costs?|makes)\b|\b(?:it|we|ours) (?:takes?|took|needs?|needed)\b", row.text
-    )
+    same = re.search(r"(?i)\bsame\b|\bthis (?:is|costs?|makes)\b|\b(?:it|we|ours) (?:takes?|took|need\w*)\b", row.text)
     timed = {"time", "s_per_item", "s_per_token"}
     own = {q.kind for q in row.quantities}
     own = own if same else timed if own & timed else set()

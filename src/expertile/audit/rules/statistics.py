@@ -34,9 +34,7 @@ _NAMES |= {"fastest": "best", "slowest": "worst"}
 _MIDDLE = ("mean", "geomean", "median")
 _FILLER = {*re.findall(r"\w+", "time times took takes of the all over value runs run samples latency overall result")}
 _PART = {"without", "excl", "excluding", "after", "warm", "warmup", "up", "steady", "first", "skipping", "ignoring"}
-_SOME = re.compile(
-    r"(?i)trim|outlier|selected|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weighted|moving|running|ema\b"
-)
+_SOME = re.compile(r"(?i)trim|outlier|select|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weight|moving|running|ema\b")
 _LISTED = re.compile(r"(?i)\b(?:listed|shown|above|these)\b")
 _WARM = re.compile(r"(?i)warm|discard|exclud|skip|steady|first")
 _SPELL = {"latencies": ("latency",), "busbw": ("bus", "bandwidth"), "algbw": ("alg", "bandwidth"), "bw": ("bandwidth",)}

@@ -65,9 +65,8 @@ _DRAFTED = re.compile(
 )
 _ABSENT = re.compile(r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*")
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
-_COUNT = re.compile(  # "params: 6738415616"
-    r"(?i)\bparam(?:eter)?s?\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param(?:eter)?s"
-)
+# "params: 6738415616"
+_COUNT = re.compile(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
 MODEL = re.compile(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
@@ -144,9 +143,7 @@ def terms(row: Row) -> tuple[Term, ...]:
     held = [
         q for q in held if not each and not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
     ]  # in memory, not moved
-    held += [
-        q for q in row.of("bytes") if _REST.match(q.after) or re.search(r"rest of (?:\w+ )?$", row.text[: q.start])
-    ]
+    held += [q for q in row.of("bytes") if _REST.match(q.after) or re.search(r"rest of [\w ]*$", row.text[: q.start])]
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
@@ -201,9 +198,7 @@ def parameters(row: Row) -> float | None:
     if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text):
         return column[0]
     for text in (row.text, row.headings, row.report.text):
-        text = _COUNT.sub(
-            lambda m: f"params {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text)
-        )
+        text = _COUNT.sub(lambda m: f" {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
         text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
         if found := {
             float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)
