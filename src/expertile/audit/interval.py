@@ -61,7 +61,7 @@ def printed(digits: str) -> Interval:
     value = min(abs(float(text)), _LARGEST)
     mantissa, _, exponent = text.lower().partition("e")
     fraction = mantissa.partition(".")[2]
-    unit = 10.0 ** (int(exponent or 0) - len(fraction))
+    unit = 10.0 ** (max(-99, min(int(exponent or 0), 99)) - len(fraction))
     if "." not in mantissa and not exponent:
         zeros = len(mantissa) - len(mantissa.rstrip("0")) if value else 0
         unit = max(1.0, min(0.5 * 10.0**zeros, 0.025 * value) if zeros > 1 else 1.0)

@@ -133,7 +133,7 @@ def figures(report: Report) -> tuple[Named, ...]:
             found += _of_table(row, grid.header, lines if len(lines) == len(grid.header) else ())
             if len(grid.header) == 2 and (q := row.figure(1)):
                 found.append(_pair(row, row.label, _digits(q), q.line, q))
-    for s in arrays(report):  # in all
+    for s in arrays(report) if re.search(r"(?:load|expert)\w*\"?\s*: *\[", report.text) else ():  # in all
         at = s.figures[0].line
         rows = [row for row in report.all_rows if row.line <= at]
         if rows and all(f.value % 1 == 0 for f in s.figures):
