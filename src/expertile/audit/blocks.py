@@ -285,6 +285,8 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
         for line in lines[i + used :]:
             text = _INTERVAL.sub(r"\1\2,\3\4", re.sub(r"\( +", "(", line.text.strip()))
             cells = [cell for cell in split.split(text) if cell != ":"]
+            if len(cells) < len(header) == len(loose := text.split()):  # a figure as wide as its column
+                cells = loose
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]
             if text and not _RULE.match(text):

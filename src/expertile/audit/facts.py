@@ -87,7 +87,8 @@ _SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
 )
 _NODES = re.compile(
     r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having)|"
-    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b|\bnodes\W+(\d{1,4})\s+gpus[ _]per[ _]node\W+(\d{1,2})\b"
+    r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b|\bnodes\W+(\d{1,4})\s+gpus[ _]per[ _]node\W+(\d{1,2})\b|"
+    r"\bngpu\W+(\d+)\W+nnodes\W+(\d+)|\bnnodes\W+(\d+)\W+nproc[_-]per[_-]node\W+(\d+)"
 )
 _CUBE = re.compile(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
 _PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")

@@ -257,6 +257,9 @@ def arrays(report: Report) -> Iterator[Series]:
         yield Series(m["name"], [named(m["name"], n, "", line, unit) for n, line in each], -1)
 
 
+_BEFORE = re.compile(rf"(?P<name>.*[A-Za-z]\w*)[:=]? +(?P<n>{NUMBER}) ?(?P<rest>[A-Za-zµ%/]+),?")
+
+
 def _runs(index: int, block: Block) -> Iterator[Series]:
     run, heading, last = list[Named](), "", 0
     found = list[Series]()
@@ -280,6 +283,11 @@ def _runs(index: int, block: Block) -> Iterator[Series]:
             heading = line.text if not figures else heading
         last = line.number
     found += [Series(heading, run, index, [f.name for f in run])] if len(run) > 1 else []
+    for s in found:  # "run 1/6  load 41.2 s   3.42 GB/s" has two figures
+        first = [m for x in s.labels if (m := _BEFORE.fullmatch(x))]
+        if len(first) == len(s.labels) > 2:
+            own = [named(m["name"], m["n"], m["rest"], f.line, None) for m, f in zip(first, s.figures, strict=True)]
+            yield Series(s.name, own, index, [m["name"] for m in first])
     yield from found
 
 

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 from expertile.audit.facts import BITS, facts
@@ -21,6 +22,8 @@ _STEP = re.compile(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
 _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_ELSEWHERE = re.compile(r"(?i)offload|shard|fsdp|zero-\d|mmap")
+_NONE = re.compile(r"(?i)\b(?:no|without)\b[^.;,|]{0,30}")
 _SPENT = re.compile(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
@@ -49,6 +52,13 @@ def counted(report: Report) -> Iterator[Finding]:
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
 
 
+@lru_cache(maxsize=8)
+def _placed(text: str) -> tuple[bool, bool]:
+    """Whether a report is of one GPU, and whether something may lie elsewhere than in its memory."""
+    one = re.search(r"(?i)\b(?:single|one) (?:gpu|[\w-]*\d{2,4})", text)
+    return bool(one), bool(_ELSEWHERE.search(_NONE.sub("", text)))
+
+
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
@@ -60,7 +70,10 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
     table, gpus = row.kind == "table", row.facts.of("gpus")
     file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", words + row.label * table)
-    memory = table and re.search(r"(?i)\bmem|\bvram", q.label) and len(gpus) == 1 and "offload" not in row.text.lower()
+    memory = q.kind == "bytes" and table and bool(re.search(r"(?i)\bmem|\bvram|\bpeak", q.label))
+    one, elsewhere = _placed(row.report.text) if memory else (False, True)
+    gpus = gpus or (1.0,) * one
+    memory = memory and len(gpus) == 1 and not elsewhere
     words = re.sub(r"(?i)(?:/|per) ?gpu", "", words) if memory else words
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
@@ -72,7 +85,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         if not formats and before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
             formats = tuple(sorted(before.facts.of("formats"), key=lambda f: BITS[f])[:1])
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
-        n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
+        n = parameters(row, held=True) if len(formats) == 1 and q is row.of("bytes")[0] else None
         least = (n or 0.0) * BITS[formats[0]] / 8 / (gpus[0] if memory else 1) if n else 0.0
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
             text = f"{n / 1e9:.3g} B parameters in {formats[0]}"

@@ -80,9 +80,10 @@ NAMES = {
     ),
     "steps": Name(
         "n",
-        r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?:steps?|iterations?)",
+        r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?<!at )(?<!after )(?:steps?|iterations?)",
         rf"(?i){_N} {_OPTIMIZER}(?:steps|iterations|updates)\b(?! (?:per|of warm|warm))",
     ),
+    "seq_len": Name("n", r"(?:max )?(?:seq(?:uence)?|context)(?: len(?:gth)?)?|seqlen|block size"),
     "step_tokens": Name(
         "n token/item",
         r"(?:global )?batch(?: size)? tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be)?",
@@ -102,6 +103,7 @@ NAMES = {
     # models
     "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
     "adapter_params": Name("n", r"(?:trainable|lora|adapter) param(?:eter)?s"),
+    "adapter_share": Name("n percent", r"trainable ?%?"),
     "adapter_file": Name("bytes", r"adapter(?: file)?(?: size)?|lora (?:file|size|weights)"),
     "layers": Name("n", r"(?:arch |model |n |num )*(?:hidden )?layers?", rf"{_N} (?:transformer |decoder )?layers\b"),
     "hidden": Name(
@@ -136,7 +138,7 @@ NAMES = {
     "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e|ated?)\b"),
     "all_params": Name(
         "n params",
-        r"sum|total(?: param\w*)?|^(?:num |n )?param\w*",
+        r"sum|total(?: param\w*)?|all param\w*|^(?:num |n )?param\w*",
         r"(?i)in total|in all\b|of (?:its|the|our) [\d.]+ ?B",
     ),
     "routed": Name("n params", r"routed(?: experts?)?(?: param\w*)?", r"(?i)in (?:the )?(?:routed|experts)"),
@@ -326,6 +328,9 @@ NAMES = {
     "block_bytes": Name("bytes n params", r"bs|block(?: size)?|(?:request|io|message) size"),
     "io_bandwidth": Name("bandwidth bytes", r"(?:read |write )?(?:bw|bandwidth|throughput)(?: bytes)?"),
     "sample_rate": Name("items_per_s", r"(?:samples|images|img)(?:/| per )s(?:ec(?:ond)?)?"),
+    "mfu": Name("percent", r"mfu"),
+    "gpu_flops": Name("rate n", r"t?flops?(?:/s)?(?: per |/)gpu|(?:achieved|model) t?flops?(?:/s)?"),
+    "peak_flops": Name("rate n", r"peak(?: (?:bf16|fp16|fp8|dense|t?flops?(?:/s)?))*"),
     "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
     "batch": Name("n", rf"^(?:total |global )?{_BATCH}"),
     "sample_bytes": Name("bytes B/item", r"bytes per sample|sample bytes", r"(?i)per (?:sample|image)|each"),

@@ -57,6 +57,7 @@ class Formula:
     keys: str = "(?!)"
 
 
+_RESUMED = "resum|ramp|warm-?up batch|epoch|padd"
 _STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
     # Training: batches, ranks, tokens (Narayanan et al. 2021, arXiv:2104.04473, for the pipeline's bubble).
@@ -71,7 +72,8 @@ FORMULAS = (
     Formula("steps", "all_steps = epochs * epoch_steps", sure=ASK, slack=0.02, unless="resum|early.stop|stopped"),
     Formula("time", "all_epochs = epochs * epoch_time", sure=2, slack=0.04, far=0.1, fit=2, reach="row"),
     Formula("time", "train_time = epochs * dataset / sample_rate", sure=ASK, slack=0.04, unless="resum"),
-    Formula("tokens", "tokens_seen = steps * step_tokens", sure=ASK, unless="resum|ramp|warm-?up batch|epoch|padd"),
+    Formula("tokens", "tokens_seen = steps * step_tokens", sure=ASK, unless=_RESUMED),
+    Formula("tokens", "tokens_seen = steps * global_batch * seq_len", sure=ASK, unless=_RESUMED),
     Formula(
         "bubble",
         "bubble = (pp - 1) / (microbatches + pp - 1) | (pp - 1) / microbatches",
@@ -116,6 +118,10 @@ FORMULAS = (
     Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
     Formula("parameters", "active = all_params - routed * (1 - topk / experts)", sure=ASK, slack=0.04),
     Formula("parameters", "embedding = vocab * hidden | 2 * vocab * hidden", ASK, 0.03, 0.08, unless="posit|untied"),
+    Formula("share", "adapter_share = adapter_params / all_params", reach="row"),
+    # Of a peak with its unit and without.
+    Formula("MFU", "mfu = gpu_flops / peak_flops", sure=ASK, slack=0.03, reach="block"),
+    Formula("MFU", "mfu = gpu_flops / 1000000000000 / peak_flops", sure=ASK, slack=0.03, reach="block"),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula(
         "routing",

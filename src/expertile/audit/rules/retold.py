@@ -192,7 +192,8 @@ def _of_tables(
 ) -> Iterator[Finding]:
     """A gain that no two figures of a table make, or that is more than all that they make."""
     kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
-    mean = MEAN.search(row.text.replace("_", " "))
+    of_row = any(MEAN.search(r.label) for g, rows in held if rows is not g.rows for r in rows)  # a row of medians
+    mean = MEAN.search(row.text.replace("_", " ")) and not of_row
     # "72 % of the hours" and a utilisation are no gains.
     share = re.match(r"\W*of\b", row.text[q.end :]) and not OUTCOME.search(row.text[: q.start][-24:])
     share = q.kind == "percent" and (share or any(r and _SHARE.search(r.text) for r in (row, row.before)))

@@ -182,7 +182,8 @@ def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
     """Whether runs, one below the other, stand right above a figure of the same name or of none."""
     if s.table >= 0 or s.block < 0 or not 0 <= f.line - s.figures[-1].line < 14:
         return False
-    if not name <= _spelled({w for x in s.labels[:1] for w in words(x)}):
+    kinds = {f.kind, s.figures[0].kind}
+    if not name <= _spelled({w for x in s.labels[:1] for w in words(x)}) or (len(kinds) > 1 and "number" not in kinds):
         return False
     same = any(f.line == n.number for n in report.blocks[s.block].lines)
     alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(

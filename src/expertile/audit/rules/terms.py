@@ -63,7 +63,9 @@ _SPARSE = re.compile(
 _DRAFTED = re.compile(
     r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
 )
-_ABSENT = re.compile(r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*")
+_ABSENT = re.compile(
+    r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*|\b\w+\"?: (?:null|none|false|off)\b"
+)
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 # "params: 6738415616"
 _COUNT = re.compile(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
@@ -192,21 +194,27 @@ def _whole(row: Row, text: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def parameters(row: Row) -> float | None:
-    """The one number of parameters that the row states, what leads to it, or the whole report."""
+def parameters(row: Row, held: bool = False) -> float | None:
+    """The one number of parameters that the row states, what leads to it, or the report; those `held`, or used."""
+    if held and (m := re.search(r"(?i)\btotal param\w*[ _]\(?b\)?: ?(\d[\d.]*)", row.text)):
+        return float(m[1]) * 1e9
     column = [q.value.mid for q in row.of("params") if row.kind == "table" and "param" in q.label.lower()]
     if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text):
         return column[0]
     for text in (row.text, row.headings, row.report.text):
-        text = _COUNT.sub(lambda m: f" {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
-        text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
-        if found := {
-            float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)
-        }:
+        if found := _models(text):
             # "7B" and "7.24 B parameters" are one.
             one = max(found) < 1.1 * min(found) and _whole(row, text)
             return max(found, key=lambda n: found[n]) if one else None
     return None
+
+
+@lru_cache(maxsize=1 << 10)
+def _models(text: str) -> dict[float, int]:
+    """Numbers of parameters that a text states, and the digits that it gives of each."""
+    text = _COUNT.sub(lambda m: f" {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
+    text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
+    return {float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}
 
 
 def drafts(report: Report) -> bool:

@@ -64,7 +64,7 @@ _KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "
 
 def totals(report: Report) -> Iterator[Finding]:
     """Each summary of a table, each sentence that lists figures and sums them up, and shares that exceed the whole."""
-    for grid in (g for g in report.tables if not any(_HIDDEN.search(row.text) for row in g.rows)):
+    for grid in (g for g in report.tables if not any(_HIDDEN.search(report.lines[r.line - 1]) for r in g.rows)):
         held: list[Row] = []
         for row in grid.rows:
             if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
@@ -163,8 +163,11 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
     good, odd, exactly = 0, [], 0
-    # Without a unit a column may be of ratios.
-    bare = [q for q in row.of("number") if total and re.search(r"\.\d", q.text) and not _RATIOS.search(q.label)]
+    # Without a unit a column may be of ratios, or of whole numbers that count other things, unless one's are added up.
+    bare = [q for q in row.of("number") if total and not _RATIOS.search(q.label)]
+    sums = [sum(v.plain.mid for b in body if (v := b.figure(q.column, q.kind))) for q in bare]
+    added = len(body) > 2 and any(q.plain.mid > 9 and q.plain.meets(x, 0.001) for q, x in zip(bare, sums, strict=True))
+    bare = [q for q in bare if added or "." in q.text]
     for q in (*row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))), *bare):
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
