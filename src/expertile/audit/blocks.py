@@ -274,12 +274,12 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
             used = end = 2
         # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
         below = lines[i + 1].text.lstrip("# ").strip() if i + 1 < len(lines) else ""
-        if below and all(re.fullmatch(r"\([^()]*\)", u) for u in below.split()):
+        if below and not re.sub(r"\([^()]*\)|\s", "", below):
             used, at, ends = 2, 0, list[int]()
             for name in header:
                 at = lines[i].text.index(name, at) + len(name)
                 ends.append(at)
-            for c, m in enumerate(units := list(re.finditer(r"\S+", lines[i + 1].text.replace("#", " ")))):
+            for c, m in enumerate(units := list(re.finditer(r"\([^()]*\)", lines[i + 1].text))):
                 at = c if len(units) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
                 header[at] += f" {m[0]}"
         for line in lines[i + used :]:
@@ -349,6 +349,10 @@ def with_units(blocks: list[Block], text: str) -> list[Block]:
     told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
     reach = 40 if text.count("\n") > 80 else 80
     units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
+    for above, of in zip(blocks, units[1:], strict=False):  # a table under "Copy rate (GB/s)"
+        m = re.search(r"\(([^()]+)\)\W*$", above.text) if above.kind == "heading" else None
+        if m and (u := match_unit(m[1])) and u[1] == len(m[1]) and u[0].kind in ("time", "bytes", *RATES):
+            of.setdefault(u[0], m[1])
     return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]
 
 

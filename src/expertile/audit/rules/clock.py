@@ -9,8 +9,9 @@ from expertile.audit.report import Report
 
 _STAMP = re.compile(r"(?<![\d:])(?:(\d{4})[-/](\d\d)[-/](\d\d)[T ])?(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(?![\d:])")
 _ELAPSED = re.compile(
-    r"(?i)\b(?:elapsed|total (?:run ?)?time|finished in|done in|took|wall ?time)\b[:= ]*"
-    r"(?:(?P<h>\d+) ?h\w* ?)?(?:(?P<m>\d+) ?m(?:in\w*)? ?)?(?P<s>\d+(?:\.\d+)?) ?s(?:ec\w*)?\b\W*$"
+    r"(?i)\b(?:elapsed|total (?:run ?)?time|finished in|done in|took|wall[- ]?(?:time|clock)(?: time)?)\b"
+    r"(?:(?: from (?:launch|start|first \w+) to \w+)?[:= ]*)(?:(?P<hours>\d+\.\d+) ?h(?:ours?|rs?)?\b\W*$|"
+    r"(?:(?P<h>\d+) ?h\w* ?)?(?:(?P<m>\d+) ?m(?:in\w*)? ?)?(?P<s>\d+(?:\.\d+)?) ?s(?:ec\w*)?\b\W*$)"
 )
 _STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?)s?[ :=\[]+(?P<n>\d+)(?: ?/ ?(?P<of>\d+))?")
 _EACH = re.compile(
@@ -56,11 +57,14 @@ def _elapsed(report: Report, lines: list[_Stamped]) -> Iterator[Finding]:
     """A log's last line, which says how long all of it took."""
     if len(lines) < 4 or len(lines) < 0.8 * len([x for x in report.lines if x.strip()]):
         return
-    number, last, text = lines[-1]
+    # The last line of all; or one of its time of day, "wall-clock from launch to end".
+    walls = (x for x in lines[:-8:-1] if x[1] == lines[-1][1] and re.search(r"(?i)\bwall.* from\b", x[2]))
+    at = next((x for x in walls if _ELAPSED.search(x[2])), lines[-1])
+    number, last, text = at
     m, span = _ELAPSED.search(text), last - lines[0][1]
-    again = any(re.search(r"(?i)resum|restart|attach|\bprevious\b", t) for _, _, t in lines)
+    again = any(re.search(r"(?i)resum|restart(?!s?[:= ]*0\b)|attach|\bprevious\b", t) for _, _, t in lines)
     if m and 0 < span < 10 * 86400 and not again and not re.search(r"(?i)epoch|step|per\b", text):
-        said = 3600 * int(m["h"] or 0) + 60 * int(m["m"] or 0) + float(m["s"])
+        said = 3600 * float(m["hours"] or m["h"] or 0) + 60 * int(m["m"] or 0) + float(m["s"] or 0)
         # Before its first line a program may have loaded, and it may speak of a part.
         if said > 1.25 * span + 30 or (said < 0.8 * span and not re.search(r"(?i)took|in\b|only", text)):
             message = f"from the first line to this one {span:.0f} s pass, not {said:.0f}"

@@ -170,6 +170,9 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
     part = _PART.findall(figure.key)
     if part:  # of training or of evaluation
         some = tuple(f for f in some if set(_PART.findall(f.key)) <= set(part))
+    if len({f.value.mid for f in some}) > 1:  # those of the figure's own object
+        alike = [_shared(f.key.split(), figure.key.split()) for f in some]
+        some = tuple(f for f, n in zip(some, alike, strict=True) if n == max(alike) or max(alike) < 2)
     block = [f for f in some if f.row.block == row.block and not _in_grid(f.row) and f.line > last]
     for distance, of in enumerate(([f for f in some if f.row is row], block, [f for f in some if not _in_grid(f.row)])):
         if len({f.value.mid for f in of}) == 1 and not (distance == 1 and _in_grid(row)):
@@ -180,6 +183,11 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
         if of and distance < 1:
             return None
     return None
+
+
+def _shared(a: list[str], b: list[str]) -> int:
+    """How many words two keys begin with alike."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 @lru_cache(maxsize=4096)

@@ -87,6 +87,7 @@ NAMES = {
     "step_tokens": Name(
         "n token/item",
         r"(?:global )?batch(?: size)? tokens|tokens (?:per|/) ?(?:step|batch|update|iter(?:ation)?)(?: will be)?",
+        rf"(?i)\bbatch(?: size)?(?: of| is|:)? {_N} tokens\b|{_N} tokens (?:per|a|each) (?:\w+ )?(?:step|batch|update)",
     ),
     "tokens_seen": Name(
         "n tokens", r"tokens (?:seen|consumed|processed|trained)(?: on)?|consumed tokens", r"(?i)tokens", least=1e9
@@ -102,6 +103,12 @@ NAMES = {
     "warmup_steps": Name("n", r"warm ?up (?:steps|iters)", rf"warm-?up[^;]{{0,40}} (?:over|in|for) {_N} (?:step|it)"),
     # models
     "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
+    "kv_token": Name("bytes n B/token", r"kv(?: cache)?(?: size)?(?: (?:bytes|kib|kb))?(?: per|/) ?tok(?:en)?"),
+    "kv_tokens": Name(
+        "n tokens token/item", r"(?:max )?(?:tokens|length|context)(?: len)? per (?:sequence|request|stream)"
+    ),
+    "kv_sequences": Name("n", r"(?:max )?(?:num )?(?:sequences|seqs|concurrent requests)"),
+    "kv_cache": Name("bytes", r"kv(?: cache)?(?: (?:total|size|memory))?(?: [gmt]i?b)?"),
     "adapter_params": Name("n", r"(?:trainable|lora|adapter) param(?:eter)?s"),
     "adapter_share": Name("n percent", r"trainable ?%?"),
     "adapter_file": Name("bytes", r"adapter(?: file)?(?: size)?|lora (?:file|size|weights)"),
@@ -121,6 +128,10 @@ NAMES = {
         "n", r"experts", rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:\w+ )?(?:gpu|rank|device|card|node))"
     ),
     "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
+    "assignments": Name(
+        "n", r"(?:expert |token )?(?:assignments|routings)(?: (?:over|of) all experts| in (?:all|total))?"
+    ),
+    "layer_tokens": Name("n", "(?!)", rf"(?i)(?:[x×] |--(?:num-)?tokens[ =]|\ba batch of ){_N}\b"),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
     "expert_load": Name(
         "n", "(?!)", rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert"

@@ -122,7 +122,11 @@ FORMULAS = (
     # Of a peak with its unit and without.
     Formula("MFU", "mfu = gpu_flops / peak_flops", sure=ASK, slack=0.03, reach="block"),
     Formula("MFU", "mfu = gpu_flops / 1000000000000 / peak_flops", sure=ASK, slack=0.03, reach="block"),
+    Formula(
+        "KV cache", "kv_cache = kv_token * kv_tokens * kv_sequences", reach="block", slack=0.03, unless="paged|shared"
+    ),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
+    Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=r"shared expert|(?<!no token )dropp"),
     Formula(
         "routing",
         "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
