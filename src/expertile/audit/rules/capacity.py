@@ -22,7 +22,7 @@ _NOT_HELD = re.compile(
     r"modded|disk|nvme"
 )
 # "nothing offloaded to the host, no unified memory"
-_DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?: \w+){0,2}? (?:offload\w*|managed|unified|uvm)")
+_DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?:\s\w+){0,2}?\s(?:offload\w*|managed|unified|uvm)")
 _OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
 _LINE_RATE = re.compile(
     r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link rate|port speed|nominal rate)\b"

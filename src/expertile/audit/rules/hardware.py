@@ -97,7 +97,14 @@ def formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
     """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
     if row.kind != "table":
         return row.facts.of("formats") or _of_lead(row)
-    return facts(q.label).of("formats") or facts(row.label).of("formats")
+    return facts(q.label).of("formats") or facts(row.label).of("formats") or _of_title(row)
+
+
+def _of_title(row: Row) -> tuple[str, ...]:
+    """The one format of a line of a few words right above a table: "**BF16**"."""
+    title = row.report.blocks[row.block - 1].text.strip() if row.block else ""
+    found = facts(title).of("formats") if len(title) < 30 and "\n" not in title else ()
+    return found if len(found) == 1 else ()
 
 
 def _of_lead(row: Row) -> tuple[str, ...]:

@@ -131,10 +131,15 @@ NAMES = {
     "assignments": Name(
         "n", r"(?:expert |token )?(?:assignments|routings)(?: (?:over|of) all experts| in (?:all|total))?"
     ),
-    "layer_tokens": Name("n", "(?!)", rf"(?i)(?:[x×] |--(?:num-)?tokens[ =]|\ba batch of ){_N}\b"),
+    "layer_tokens": Name(
+        "n", "(?!)", rf"(?i)(?:[x×] |--(?:num-)?tokens[ =]|\ba batch of ){_N}\b|{_N} tokens (?:per|a) step"
+    ),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
     "expert_load": Name(
-        "n", "(?!)", rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert"
+        "n",
+        "(?!)",
+        rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert|"
+        rf"(?:average|mean) over (?:the|all) \d+ experts (?:is|was|of) {_N} ",
     ),
     "load_sum": Name(
         "n",

@@ -57,6 +57,7 @@ class Formula:
     keys: str = "(?!)"
 
 
+_DROPPED = r"shared expert|(?<!no token )dropp"
 _RESUMED = "resum|ramp|warm-?up batch|epoch|padd"
 _STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
@@ -126,7 +127,8 @@ FORMULAS = (
         "KV cache", "kv_cache = kv_token * kv_tokens * kv_sequences", reach="block", slack=0.03, unless="paged|shared"
     ),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
-    Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=r"shared expert|(?<!no token )dropp"),
+    Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=_DROPPED),
+    Formula("routing", "expert_load = layer_tokens * topk / experts", sure=ASK, unless=_DROPPED),
     Formula(
         "routing",
         "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
