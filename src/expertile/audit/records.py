@@ -49,6 +49,7 @@ _RATE = re.compile(
     rf"\b(?P<name>(?:hit|miss|acceptance|success|pass)[ _-](?:rate|"
     rf"ratio))[ :=of]+(?P<n>{NUMBER})(?P<rest> ?%?)(?![\w.])"
 )
+_BEFORE = re.compile(rf"(?P<name>.*[A-Za-z]\w*)[:=]? +(?P<n>{NUMBER}) ?(?P<rest>[A-Za-zµ%/]+),?")
 _ARRAY = re.compile(r"\"?(?P<name>[A-Za-z]\w*)\"?\s*:\s*\[(?P<all>\s*\d[\d.]*(?:,\s*\d[\d.]*){2,}\s*)\]")
 _STATISTICS = {"mean", "avg", "average", "median", "min", "max", "best", "worst", "std", "fastest", "slowest"}
 _LABELS = re.compile(r"\{[^{}]*\}")
@@ -255,9 +256,6 @@ def arrays(report: Report) -> Iterator[Series]:
         unit = unit_of_name(m["name"])
         each = [(x[0], text.count("\n", 0, m.start("all") + x.start()) + 1) for x in re.finditer(NUMBER, m["all"])]
         yield Series(m["name"], [named(m["name"], n, "", line, unit) for n, line in each], -1)
-
-
-_BEFORE = re.compile(rf"(?P<name>.*[A-Za-z]\w*)[:=]? +(?P<n>{NUMBER}) ?(?P<rest>[A-Za-zµ%/]+),?")
 
 
 def _runs(index: int, block: Block) -> Iterator[Series]:

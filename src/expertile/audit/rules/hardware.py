@@ -96,19 +96,17 @@ def gpu_counts(row: Row) -> tuple[float, ...]:
 def formats_of(q: Quantity, row: Row) -> tuple[str, ...]:
     """What a table's column or row, or a sentence, calls the format of a figure; another column's is not its."""
     if row.kind != "table":
-        return row.facts.of("formats") or _of_lead(row)
-    return facts(q.label).of("formats") or facts(row.label).of("formats") or _of_title(row)
+        return row.facts.of("formats") or _of_above(row)
+    return facts(q.label).of("formats") or facts(row.label).of("formats") or _of_above(row)
 
 
-def _of_title(row: Row) -> tuple[str, ...]:
-    """The one format of a line of a few words right above a table: "**BF16**"."""
-    title = row.report.blocks[row.block - 1].text.strip() if row.block else ""
-    found = facts(title).of("formats") if len(title) < 30 and "\n" not in title else ()
-    return found if len(found) == 1 else ()
-
-
-def _of_lead(row: Row) -> tuple[str, ...]:
-    """The one format of a sentence that leads to a list: "…, dense BF16, square problems:"."""
-    lead = row.report.blocks[row.block - 1].text.rstrip() if row.block else ""
-    found = facts(re.split(r"(?<=[.!?])\s", lead)[-1]).of("formats") if lead.endswith(":") else ()
+def _of_above(row: Row) -> tuple[str, ...]:
+    """The one format right above: of a sentence that leads to a list ("…, dense BF16, square problems:"), or of a line
+    of a few words above a table ("**BF16**")."""
+    text = row.report.blocks[row.block - 1].text if row.block else ""
+    if row.kind == "table":
+        title = text.strip() if len(text.strip()) < 30 and "\n" not in text.strip() else ""
+    else:
+        title = re.split(r"(?<=[.!?])\s", text.rstrip())[-1] if text.rstrip().endswith(":") else ""
+    found = facts(title).of("formats")
     return found if len(found) == 1 else ()

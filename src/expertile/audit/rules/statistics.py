@@ -182,8 +182,7 @@ def _above(s: Series, f: Named, report: Report, name: set[str]) -> bool:
     """Whether runs, one below the other, stand right above a figure of the same name or of none."""
     if s.table >= 0 or s.block < 0 or not 0 <= f.line - s.figures[-1].line < 14:
         return False
-    kinds = {f.kind, s.figures[0].kind}
-    if not name <= _spelled({w for x in s.labels[:1] for w in words(x)}) or (len(kinds) > 1 and "number" not in kinds):
+    if not (name <= _spelled({w for x in s.labels[:1] for w in words(x)}) and _one_kind(f, s.figures[0])):
         return False
     same = any(f.line == n.number for n in report.blocks[s.block].lines)
     alike = len({re.sub(r"\d+|\s*\([^()]*\)", "", x) for x in s.labels}) <= 1 and not any(
@@ -209,9 +208,13 @@ def _same(name: set[str], stems: set[str], f: Named, of: list[Named]) -> bool:
             and f.kind == of[0].kind != "number"
             and (of[0].line != f.line or of[0].column < 0)
         )
-    kinds = {f.kind, of[0].kind}
     alike = name == stems or (len(stems) > 1 and len(name) > 1 and name < stems) or (stems != set() and stems < name)
-    return bool(name) and alike and (len(kinds) == 1 or "number" in kinds) and all(x is not f for x in of)
+    return bool(name) and alike and _one_kind(f, of[0]) and all(x is not f for x in of)
+
+
+def _one_kind(a: Named, b: Named) -> bool:
+    """Whether two figures may be of one kind: a plain number may be of any."""
+    return len({a.kind, b.kind}) == 1 or "number" in (a.kind, b.kind)
 
 
 def _scaled(of: list[Named], f: Named) -> list[float]:

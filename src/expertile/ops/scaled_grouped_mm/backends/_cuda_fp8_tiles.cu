@@ -52,7 +52,7 @@ __device__ __forceinline__ Tile locate(int unit, const Units& units, int n_full,
   int t = unit, part = 0;
   if (beyond >= 0) {
     t = units.whole + quotient(beyond, units.parts);
-    part = unit - units.whole - (t - units.whole) * units.parts;
+    part = beyond - (t - units.whole) * units.parts;
   }
   const int g = group_of(t, tile_ends, G);
   Tile found = tile_of(t - (g ? tile_ends[g - 1] : 0), g, g ? row_ends[g - 1] : 0, row_ends[g], n_full, rest);

@@ -159,11 +159,10 @@ def _waves(problem: ScaledProblem, device: Device, config: Config) -> float:
 _DRAWN = 6
 
 
-def _rounds(problem: ScaledProblem, device: Device, config: Config) -> float:
+def _rounds(waves: float, groups: int, config: Config) -> float:
     """How many tiles, one after another, the multiprocessor with the most work takes. The kernel cuts the tiles of a
     last wave that is a third or half full, and of one of 192 columns that the last group's columns make in tiles of
     128; drawn tiles even out what is left."""
-    waves = _waves(problem, device, config)
     whole = math.floor(waves)
     last = waves - whole
     if config.dynamic or not last:
@@ -173,7 +172,7 @@ def _rounds(problem: ScaledProblem, device: Device, config: Config) -> float:
             return whole + (0.55 if config.block_n == 192 else 0.87)
         if last * 2 <= 1:
             return whole + 0.93
-        if config.block_n == 192 and last <= min(0.64, waves / problem.groups):
+        if config.block_n == 192 and last <= min(0.64, waves / groups):
             return whole + 0.75
     return whole + 1
 
@@ -187,10 +186,11 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     model".)"""
     alone = problem.mean_group <= 64 or config.consumers == 1
     covered = 1.0 + 0.06 * (config.block_n % 64 > 0) - 0.105 * max(0, config.block_n - 128) / 64
-    units = _waves(problem, device, config) * device.sm_count
+    waves = _waves(problem, device, config)
     tile = 64 if alone else config.rows, config.block_n
     loading = (min(tile[0], problem.m) + tile[1]) / sum(tile)  # boxes end where the tensor does
-    waiting, rounds = 2.0 if alone else covered, _rounds(problem, device, config)
+    waiting, rounds = 2.0 if alone else covered, _rounds(waves, problem.groups, config)
+    units = waves * device.sm_count
     seconds = gluon_fp8.modelled(problem, device, tile, waiting, rounds, units, config.split_k, loading)
     copied = problem.scale_a_strides[0] != 1  # scales of a, by a kernel of its own
     # Its first tile is found, and asked of memory, before the kernel ahead is done; by fewer warps sooner.
