@@ -21,7 +21,7 @@ SIZES = [130, 0, 257, 64, 1]
 G, K, N = len(SIZES), 640, 384
 # Tiles 256 wide: the usual one, with K split, with one consumer.
 WIDE = (gluon_fp8.Config(128, 256, 4), gluon_fp8.Config(128, 256, 3, split_k=2), gluon_fp8.Config(64, 256, 4))
-CUDA = (cuda_fp8.Config(), cuda_fp8.Config(32, 8, dynamic=False), cuda_fp8.Config(128, 5))
+CUDA = (*map(cuda_fp8.Config, (192, 256, 128), (4, 3, 5)), cuda_fp8.Config(32, 8, dynamic=False))
 HOPPER = ((gluon_fp8.BACKEND, WIDE), (cuda_fp8.BACKEND, CUDA))
 
 

@@ -1,9 +1,9 @@
 """What `auto` takes, on measured times.
 
-`trials_h200.jsonl`: 139 products on an H200, 2026-11-26 and 27, Triton 3.6, graph replay, inputs out of cache, one run
+`trials_h200.jsonl`: 151 products on an H200, 2026-11-26 and 27, Triton 3.6, graph replay, inputs out of cache, one run
 each. A line has the rows of each group, n, k, and microseconds: of `cuda_fp8` by block_n/consumers/split_k, tiles
-shared out beforehand, or drawn from a counter; of `gluon_fp8`'s first configs by tile, split_k and pairs. The last 12
-are older than the wait under the products. Results agreed to 0.4 %."""
+shared out beforehand, or drawn from a counter; of `gluon_fp8`'s first configs by tile, split_k and pairs.
+Results agreed to 0.4 %."""
 
 import json
 import math
@@ -31,12 +31,12 @@ def _taken(trial) -> str:
 
 
 def test_auto_is_near_the_fastest_config(monkeypatch):
-    """In geometric mean 0.7 % behind where groups are alike, and 1.7 % where they are not, which no choice can know."""
+    """In geometric mean 0.7 % behind where groups are alike, and 1.8 % where they are not, which no choice can know."""
     monkeypatch.setattr(nvrtc, "missing", lambda: None)
     behind = {True: [], False: []}
     for trial in TRIALS:
         ours = {name: us for name, us in trial["us"].items() if "_fp8" in name}
         behind[len(set(trial["rows"])) == 1].append(math.log(ours[_taken(trial)] / min(ours.values())))
-    assert [len(lost) for lost in behind.values()] == [122, 17]
+    assert [len(lost) for lost in behind.values()] == [133, 18]
     lost = {alike: math.expm1(sum(lost) / len(lost)) for alike, lost in behind.items()}
-    assert lost == {True: pytest.approx(0.007, abs=0.003), False: pytest.approx(0.017, abs=0.004)}
+    assert lost == {True: pytest.approx(0.007, abs=0.003), False: pytest.approx(0.018, abs=0.004)}

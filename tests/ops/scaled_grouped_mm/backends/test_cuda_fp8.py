@@ -23,9 +23,10 @@ from tests.support.cuda_emulator import COMPILER, divided, on_host, without
 H200 = Device.by_name("h200")
 SPLIT = Config(64, 8, dynamic=False, consumers=1, split_k=2)
 SPLITS = (SPLIT, Config(128, 5, dynamic=False, split_k=2), Config(64, 6, dynamic=False, split_k=4))
+WIDE = (Config(256, 3), Config(256, 3, dynamic=False))
 ODD = (Config(144), Config(112, 6, dynamic=False), Config(80, 7, dynamic=False, consumers=1))
 NARROW = (Config(32, 8, dynamic=False), Config(48, 6, dynamic=False, consumers=1))
-CONFIGS = (Config(), *NARROW, Config(dynamic=False), Config(128, 5), Config(64, 8), *SPLITS, *ODD)
+CONFIGS = (Config(), *NARROW, Config(dynamic=False), Config(128, 5), Config(64, 8), *SPLITS, *ODD, *WIDE)
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def test_needs_nvrtc(monkeypatch):
     [
         (4, 8192, 4096, 7168, Config()),
         (4, 512, 7168, 2048, Config(dynamic=False)),
-        (8, 512, 4096, 7168, Config(dynamic=False)),
-        (1, 832, 4160, 5248, Config(128, 5, dynamic=False)),
-        (128, 512, 2048, 1536, Config()),
+        (8, 512, 4096, 7168, Config(256, 3, dynamic=False)),
+        (1, 832, 4160, 5248, Config(256, 3, dynamic=False)),
+        (128, 512, 2048, 1536, Config(256, 3)),
         (4, 128, 7168, 7168, Config(112, 6, dynamic=False)),
         (2, 232, 4480, 3200, Config(144, 5, dynamic=False)),
         (1, 64, 2048, 7168, SPLIT),
@@ -107,7 +108,8 @@ def test_configs_fit(groups):
 
 def test_configs_that_no_kernel_has():
     for fields, message in (
-        ({"block_n": 176}, "block_n: expected one of 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, got 176"),
+        ({"block_n": 176}, "block_n: expected one of 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256, got 176"),
+        ({"block_n": 256, "consumers": 1}, "consumers: expected 2 beside block_n=256, got 1"),
         ({"consumers": 3}, "consumers: expected one of 1, 2"),
         ({"split_k": 3, "dynamic": False}, "split_k: expected one of 1, 2, 4, 8"),
         ({"split_k": 2}, "expected dynamic=False"),
@@ -129,7 +131,7 @@ def test_compiles(config):
     assert not re.search(r"\b(LDL|STL)\b", code)
     assert config.smem_bytes(1024, 64) <= H200.smem_bytes
     products = re.findall(r"QGMMA\.64x(\d+)x32[^\n]*", code)
-    assert str(config.block_n) in products
+    assert str(128 if config.block_n == 256 else config.block_n) in products
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"QGMMA[^\n]*gsb0", code)) == len(products)
     assert "UTMALDG.2D" in code and "UTMALDG.3D" in code
@@ -214,7 +216,7 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
         whole = rows_of_tiles * -(-n // config.block_n)
         left = whole % programs if whole >= programs else 0
         parts = next((p for p in (config.block_n // 64, 2) if left * p <= programs), 1)
-        parts = parts if left and config.split_k == 1 and config.block_n in (128, 192) else 1
+        parts = parts if left and config.split_k == 1 and config.block_n in (128, 192, 256) else 1
         if config.block_n == 192 and parts == 1 and any(width == 128 for _g, _e, _c, width, *_ in tiles):
             parts = 0  # tiles of 128 columns in place of the last ones
             first, at_most = whole // programs * programs, (whole // programs + 1) * programs
@@ -229,13 +231,13 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
             for size, rows in zip(sizes, met.split(sizes), strict=True):
                 again = -size % 64 if size > 64 else 0  # the last consumer's, which the one before has as well
                 assert (rows == 2).sum() == again * n
-    cut = {128: {1, 2}, 192: {0, 1, 2, 3}}.get(config.block_n, {1})
+    cut = {128: {1, 2}, 192: {0, 1, 2, 3}, 256: {1, 2, 4}}.get(config.block_n, {1})
     assert seen == (cut if config.split_k == 1 else {1})
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(
-    "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), *NARROW, *SPLITS, *ODD], ids=str
+    "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), *NARROW, *SPLITS, *ODD, *WIDE], ids=str
 )
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
@@ -296,7 +298,7 @@ FAULTS = {
     "sums are read before they have come": (SPLIT, without("store_part", "barrier_wait", 1)),
     "no program hears that its sums were read": (SPLIT, without("store_part", "barrier_arrive_at")),
     "the first tile stands by what offs said too early": (Config(), lambda s: s.replace("!= row_end", "< 0")),
-    "a tile's parts begin where it does": (Config(), lambda s: s.replace("part * (thirds ? 64 : 128)", "0")),
+    "a tile's parts begin where it does": (Config(), lambda s: s.replace("min(part * columns, found.width - 64)", "0")),
     "the last columns are those of the first box": (
         Config(),
         lambda s: s.replace("tile.col + whole * EDGE", "tile.col"),

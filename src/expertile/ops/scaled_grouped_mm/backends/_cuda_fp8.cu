@@ -3,8 +3,8 @@
 // CONSUMERS consumer warpgroups of 64 rows each, a loading warp and a scheduling warp. A ring of STAGES stages, each 128
 // summands deep, holds a [ROWS, 128] and b [BLOCK_N, 128] in bytes with the 128-byte swizzle, and the step's scales of a;
 // TMA brings all three. A consumer multiplies a stage into `part`, gives the stage back and adds part * scales to `sum`
-// in float32, while the other one multiplies. In tiles at the right edge consumers multiply as few columns as there are,
-// in multiples of 64.
+// in float32, while the other one multiplies; 256 columns in two halves. In tiles at the right edge consumers multiply as
+// few columns as there are, in multiples of 64.
 //
 // The scheduling warp is a tile ahead: it finds the tile, tells the others through one of two slots and copies the
 // tile's scales of b for all steps beside it. With up to LANES groups the loading warp finds the first tile itself. Where
@@ -81,12 +81,12 @@ struct Steps {
   int step, steps, first;
 };
 
-// Queue the products of stage STAGE.
-template <int WIDTH, int STAGE>
+// Queue the products of stage STAGE; FROM: of b's columns from there on.
+template <int WIDTH, int STAGE, int FROM = 0>
 __device__ __forceinline__ void queue_products(float* part, const Steps& t) {
   hold<WIDTH / 2>(part);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-  constexpr int A = STAGE * A_BYTES / 16, B = STAGE * B_BYTES / 16;
+  constexpr int A = STAGE * A_BYTES / 16, B = (STAGE * B_BYTES + FROM * K_STEP) / 16;
   multiply<A, B, 0>(Columns<WIDTH>(), part, t.a, t.b);
   multiply<A + 2, B + 2, 1>(Columns<WIDTH>(), part, t.a, t.b);
   multiply<A + 4, B + 4, 1>(Columns<WIDTH>(), part, t.a, t.b);
@@ -94,13 +94,21 @@ __device__ __forceinline__ void queue_products(float* part, const Steps& t) {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// One step, from stage STAGE: sum += (a_stage . b_stage) * scales. Whether it was the tile's last.
-template <int WIDTH, int STAGE>
+// One step, from stage STAGE: sum += (a_stage . b_stage) * scales, WIDTH columns at a time. Whether it was the tile's last.
+template <int WIDTH, int HALVES, int STAGE>
 __device__ __forceinline__ bool multiply_step(float* sum, float* part, Steps& t) {
   constexpr int NEXT = (STAGE + 1) % STAGES;
   Scales<WIDTH> scales;
   scales.load(t.at_a, STAGE, t.at_b + t.step * 4, t.steps, t.first);
   queue_products<WIDTH, STAGE>(part, t);
+  if constexpr (HALVES == 2) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    hold<WIDTH / 2>(part);
+    scales.promote(sum, part);
+    sum += WIDTH / 2;
+    scales.load(t.at_a, STAGE, t.at_b + (t.steps + t.step) * 4, 0, WIDTH);
+    queue_products<WIDTH, STAGE, WIDTH>(part, t);
+  }
   t.ring.passed(STAGE);
   const bool last = ++t.step == t.steps;
   // The wait for the next stage is under the products, so that it is not between the promotion and the next ones.
@@ -135,7 +143,8 @@ __device__ __forceinline__ void multiply_ahead(float* sum, float* part, float* n
 template <int WIDTH>
 __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shared& s, u32 at_b, int steps, int part_no,
                                               int row, int first) {
-  float part[WIDTH / 2];
+  constexpr int HALVES = WIDTH > 192 ? 2 : 1;  // registers hold the sums of both and the products of one
+  float part[WIDTH / HALVES / 2];
 #pragma unroll
   for (int i = 0; i < WIDTH / 2; i++) sum[i] = 0.0f;
   if (SPLIT > 1 && steps == 0) return __syncwarp();  // no wgmma keeps the lanes together
@@ -144,7 +153,7 @@ __device__ __forceinline__ void multiply_tile(float* sum, Ring& ring, const Shar
   // (A step that says whether it was the last would have the compiler take products under way for ready ones.)
 #define STEP(i)                                                                      \
   if constexpr (i < STAGES && !AHEAD) {                                              \
-    if (multiply_step<WIDTH, i % STAGES>(sum, part, t)) break;                       \
+    if (multiply_step<WIDTH / HALVES, HALVES, i % STAGES>(sum, part, t)) break;      \
   } else if constexpr (i < STAGES) {                                                 \
     float *const now = i % 2 ? odd : part, *const next = i % 2 ? part : odd;         \
     if (t.step + 1 == steps) {                                                       \
@@ -380,8 +389,12 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         compute<64>(ring, s, slot, steps, group, tile, first, out_map, out, pitch, N, rank, shared_before);
 #endif
 #if BLOCK_N > 128
-      else
+      else if (BLOCK_N <= 192 || tile.width == 128)
         compute<128>(ring, s, slot, steps, group, tile, first, out_map, out, pitch, N, rank, shared_before);
+#endif
+#if BLOCK_N > 192
+      else
+        compute<192>(ring, s, slot, steps, group, tile, first, out_map, out, pitch, N, rank, shared_before);
 #endif
     }
     if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

@@ -6,7 +6,7 @@ constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many 
 // width 0: there are no more tiles.
 struct Tile { int group, row, row_end, col, width; };
 
-// What programs take: tiles, of which those from number `whole` on are cut into `parts` of 64 columns, or of 128 and 64.
+// What programs take: tiles, of which those from number `whole` on are cut into `parts` of 64 columns, or of up to 128.
 // Or, without parts, tiles of 128 columns from column `col` on in the last `high` rows of tiles of `group`.
 struct Units { int whole, parts, all, group, high, col; };
 
@@ -29,13 +29,17 @@ __device__ __forceinline__ Units units_of(int programs, int n_full, int rest, in
   return {parts > 1 ? tiles - left : tiles, parts, tiles + left * (parts - 1), 0, 0, 0};
 }
 
+// So many columns of a group's rows [row, row_end), from row m of its tiles and column col on; N: columns of the result.
+__device__ __forceinline__ Tile tile_at(int group, int row, int row_end, int m, int col, int columns, int N) {
+  Tile found{group, row + m * ROWS, row_end, col, min(columns, (N - col + EDGE - 1) / EDGE * EDGE)};
+  if (m && found.row + 64 > row_end) found.row = row_end - 64;
+  return found;
+}
+
 // Number `tile` of the tiles of a group, rows [row, row_end).
 __device__ __forceinline__ Tile tile_of(int tile, int group, int row, int row_end, int n_full, int rest) {
   const Place at = in_bands(tile, (row_end - row + ROWS - 1) / ROWS, n_full + (rest != 0), GROUP_M);
-  const int edge = (rest + EDGE - 1) / EDGE * EDGE;
-  Tile found{group, row + at.m * ROWS, row_end, at.n * BLOCK_N, at.n >= n_full && edge < BLOCK_N ? edge : BLOCK_N};
-  if (at.m && found.row + 64 > row_end) found.row = row_end - 64;
-  return found;
+  return tile_at(group, row, row_end, at.m, at.n * BLOCK_N, BLOCK_N, n_full * BLOCK_N + rest);
 }
 
 // The tile, or part of one, of a number. tile_ends[g]: tiles up to and including group g; row_ends[g]: its last row + 1.
@@ -44,10 +48,9 @@ __device__ __forceinline__ Tile locate(int unit, const Units& units, int n_full,
   if (unit >= units.all) return {0, 0, 0, 0, 0};
   const int beyond = unit - units.whole;
   if (BLOCK_N == 192 && units.parts == 0 && beyond >= 0) {
-    const int g = units.group, begin = g ? row_ends[g - 1] : 0, end = row_ends[g], n = quotient(beyond, units.high);
-    const int row = begin + ((end - begin + ROWS - 1) / ROWS - units.high + beyond - n * units.high) * ROWS;
-    const int col = units.col + n * 128, left = n_full * BLOCK_N + rest - col;
-    return {g, row == begin ? row : min(row, end - 64), end, col, min(128, (left + EDGE - 1) / EDGE * EDGE)};
+    const int g = units.group, row = g ? row_ends[g - 1] : 0, n = quotient(beyond, units.high);
+    const int m = (row_ends[g] - row + ROWS - 1) / ROWS - units.high + beyond - n * units.high;
+    return tile_at(g, row, row_ends[g], m, units.col + n * 128, 128, n_full * BLOCK_N + rest);
   }
   int t = unit, part = 0;
   if (beyond >= 0) {
@@ -58,9 +61,9 @@ __device__ __forceinline__ Tile locate(int unit, const Units& units, int n_full,
   Tile found = tile_of(t - (g ? tile_ends[g - 1] : 0), g, g ? row_ends[g - 1] : 0, row_ends[g], n_full, rest);
   if (beyond >= 0) {
     // Past the edge: the last columns once more, with the same bits.
-    const bool thirds = units.parts * 64 == BLOCK_N;
-    found.col += min(part * (thirds ? 64 : 128), found.width - 64);
-    found.width = min(thirds || part ? 64 : 128, found.width);
+    const int columns = units.parts * 64 == BLOCK_N ? 64 : 128, before = min(part * columns, found.width - 64);
+    found.col += before;
+    found.width = min(columns, found.width - before);
   }
   return found;
 }

@@ -39,7 +39,7 @@ from expertile.ragged import power_of_two
 _FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8.cu")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in _FILES))
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_WIDTHS = (32, 48, *range(64, 161, 16), 192)  # of tiles
+_WIDTHS = (32, 48, *range(64, 161, 16), 192, 256)  # of tiles
 _TYPES = (*(nvrtc.TensorMap,) * 7, *(_ADDRESS,) * 4, *(_INT,) * 5, *(_LONG,) * 4)
 
 
@@ -47,7 +47,8 @@ _TYPES = (*(nvrtc.TensorMap,) * 7, *(_ADDRESS,) * 4, *(_INT,) * 5, *(_LONG,) * 4
 class Config:
     """Tile sizes and schedule.
 
-    block_n: 32, 48, a multiple of 16 from 64 to 160, or 192: wider ones would meet a third scale of b.
+    block_n: 32, 48, a multiple of 16 from 64 to 160, 192, or, for two consumers, 256 in two halves: others would meet a
+        third scale of b.
     num_stages: 2 to 8, of the ring; an even number with up to 64 columns.
     group_m: rows of tiles that share one pass over a group's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
@@ -73,6 +74,8 @@ class Config:
             raise ValueError(
                 f"split_k: expected parts of a multiple of 8 columns, got {self.split_k} of {self.block_n}"
             )
+        if self.block_n == 256 and self.consumers == 1:
+            raise ValueError("consumers: expected 2 beside block_n=256, got 1")
         if self.block_n <= 64 and self.num_stages % 2:
             raise ValueError(
                 f"num_stages: expected an even number beside block_n={self.block_n}, got {self.num_stages}"
@@ -104,7 +107,8 @@ class Config:
             "HALF": int(dtype is torch.float16),
         }
         general = "template <int N> struct Columns {};\n"
-        products = "".join(map(_multiply, sorted({*range(64, self.block_n, 64), self.block_n})))
+        widths = {*range(64, self.block_n, 64), self.block_n} - {256}
+        products = "".join(map(_multiply, sorted(widths)))
         return nvrtc.program(macros, general + products, *_SOURCES)
 
 
@@ -167,9 +171,9 @@ def _rounds(waves: float, groups: int, config: Config) -> float:
     last = waves - whole
     if config.dynamic or not last:
         return waves
-    if whole and config.block_n in (128, 192) and config.split_k == 1:
+    if whole and config.block_n in (128, 192, 256) and config.split_k == 1:
         if last * (config.block_n // 64) <= 1:
-            return whole + (0.55 if config.block_n == 192 else 0.87)
+            return whole + (0.87 if config.block_n == 128 else 0.55)
         if last * 2 <= 1:
             return whole + 0.93
         if config.block_n == 192 and last <= min(0.64, waves / groups):
@@ -180,12 +184,13 @@ def _rounds(waves: float, groups: int, config: Config) -> float:
 def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
     """Modelled time of one call (`gluon_fp8.modelled`).
 
-    Two consumers cover each other's promotion, the better the wider their tile, the worse where two scales of b meet
-    anywhere in it; where a group has up to 64 rows, one is alone, and no more than those are loaded. (Fitted to 96
-    problems of 40 to 700 rows a group and 65 of 24 to 1752 on an H200, 2026-11-27: docs/notes/quantised.md, "One
-    model".)"""
+    Two consumers cover each other's promotion, the better the more columns a consumer multiplies at a time, the worse
+    where two scales of b meet anywhere in the tile; where a group has up to 64 rows, one is alone, and no more than
+    those are loaded. (Fitted to 151 problems of 24 to 8192 rows a group on an H200, 2026-11-27:
+    docs/notes/quantised.md, "One model".)"""
     alone = problem.mean_group <= 64 or config.consumers == 1
-    covered = 1.0 + 0.06 * (config.block_n % 64 > 0) - 0.105 * max(0, config.block_n - 128) / 64
+    wide = 0.05 if config.block_n == 256 else 0.085 * max(0, config.block_n - 128) / 64
+    covered = 1.0 + 0.1 * (config.block_n % 64 > 0) - wide
     waves = _waves(problem, device, config)
     tile = 64 if alone else config.rows, config.block_n
     loading = (min(tile[0], problem.m) + tile[1]) / sum(tile)  # boxes end where the tensor does
@@ -199,19 +204,19 @@ def _seconds(problem: ScaledProblem, device: Device, config: Config) -> float:
 
 
 def slower(problem: ScaledProblem) -> str | None:
-    """Why `gluon_fp8` is taken for a problem that this kernel could compute, or None. (Of 139 products of 24 to 1752
-    rows a group it is the faster one by more than 1 % on six; H200, 2026-11-27.)"""
+    """Why `gluon_fp8` is taken for a problem that this kernel could compute, or None. (Of 151 products of 24 to 8192
+    rows a group it is the faster one by more than 1 % on one; H200, 2026-11-27.)"""
     rows = problem.mean_group
     return f"loads 64 rows where a group has {rows:.0f}" if rows <= 16 else None
 
 
 def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
-    """`config` with as many stages, 4 to 8, as there is room for."""
+    """`config` with as many stages, 4 to 8, as there is room for; 3 where a tile has 256 columns."""
     sizes = power_of_two(problem.groups, 32), power_of_two(problem.k_blocks, 64)
     for stages in range(8, 4, -1 if config.block_n > 64 else -2):
         if (deeper := replace(config, num_stages=stages)).smem_bytes(*sizes) <= device.smem_bytes:
             return deeper
-    return replace(config, num_stages=4)
+    return replace(config, num_stages=4 if config.block_n <= 192 else 3)
 
 
 @lru_cache(maxsize=1024)
@@ -295,7 +300,7 @@ def _launch(
 
 BACKEND = Backend(
     name="cuda_fp8",
-    summary="CUDA C++ kernel for Hopper: tiles of 64 to 192 columns, TMA ring, FP8 wgmma, float32 promotion every 128",
+    summary="CUDA C++ kernel for Hopper: tiles of 32 to 256 columns, TMA ring, FP8 wgmma, float32 promotion every 128",
     supports=supports,
     configs=configs,
     run=run,
