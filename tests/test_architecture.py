@@ -17,6 +17,7 @@ RANK = {
     "roofline": 0,
     "suggest": 0,
     "ragged": 0,
+    "timers": 0,
     "formats": 1,
     "ops": 2,
     "moe": 3,

@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from expertile.lab.bench.run import run
+from expertile.lab.bench.tune_verify import verdicts, verify
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.memory import peak_memory
+from expertile.lab.race.record import read
+from expertile.lab.race.workloads import ragged_m
 from tests.lab.operators.toy import operator, right, rival, workload
 
 W = workload(2048, 4096, "bf16")
@@ -88,3 +91,16 @@ def test_every_rival_of_every_operator_passes_the_gate_or_says_why_not(op, devic
     ours = {r.status for r in found if r.backend == "expertile"}
     # `diagnose` compares torch's own calls.
     assert ours == ({"ok"} if not op.startswith("diagnose_") else set())
+
+
+def test_verify_races_as_a_user_would(tmp_path):
+    """On one problem: records of `auto` and of backend="measure", each with a time of its own choice."""
+    path, first = tmp_path / "auto.jsonl", (ragged_m("first", "t", (40, 0, 260), 512, 256, "bf16"),)
+    found = verify(1, path, 1.0, workloads=iter(first))
+    assert found == read(path)
+    taken = {r.backend: r for r in found if r.backend in ("auto", "measure")}
+    assert sorted(taken) == ["auto", "measure"]
+    for record in taken.values():
+        like = [r for r in found if r.backend == record.config["backend"] and record.value == r.value]
+        assert record.status == "ok" and like
+    assert 0.5 < verdicts(found, "measure")[0].share <= 1.0

@@ -1,5 +1,7 @@
 """backend="measure": one race for each problem, over candidates that can run."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -17,24 +19,41 @@ def no_winners(monkeypatch):
     monkeypatch.setattr(measure, "_winners", {})
 
 
-def raced(seconds, log):
-    """A clock that says `seconds` of each candidate, and logs who ran."""
+class Clock:
+    """A timer that says `seconds` of each candidate, and logs which ran on which set and which were sampled."""
 
-    def time(candidates, run, rounds):
-        log.append((tuple(candidates), rounds))
-        return {c: [seconds[c]] * rounds for c in candidates}
+    def __init__(self, seconds):
+        self.seconds, self.ran, self.sampled = seconds, [], []
 
-    return time
+    def prepare(self, call, num_sets):
+        for i in range(num_sets):
+            call(i)
+        candidate = self.ran[-1][0]
+
+        def sample(during=None):
+            self.sampled.append(candidate)
+            return self.seconds[candidate]
+
+        return sample
+
+    def winner(self, key, candidates, run=None):
+        def log(candidate, operands):
+            self.ran.append((candidate, operands))
+            if run is not None:
+                run(candidate)
+
+        return measure.winner(key, candidates, lambda: (10, 20), log, self)
 
 
 def test_the_fastest_wins_after_two_rounds_and_is_kept():
-    seconds, log = {"a": 1.1, "b": 1.0, "c": 1.2}, []
-    time = raced(seconds, log)
-    assert measure.winner("key", lambda: "abc", lambda c: None, time) == "b"
-    assert [set(c) for c, _ in log] == [set("abc"), set("ab")]
-    assert log[0][1] < log[1][1]
-    assert measure.winner("key", lambda: pytest.fail("raced again"), lambda c: None, time) == "b"
-    assert measure.winner("other", lambda: "ac", lambda c: None, time) == "a"
+    clock = Clock({"a": 1.1, "b": 1.0, "c": 1.2})
+    assert clock.winner("key", lambda: "abc") == "b"
+    assert clock.ran == [("a", 10), *((c, x) for c in "abc" for x in (10, 20))]
+    first, last = measure._SCREEN, measure._FINAL
+    assert Counter(clock.sampled) == {"a": first + last, "b": first + last, "c": first}
+    assert clock.sampled[:4] == list("abca") and first < last
+    assert clock.winner("key", lambda: pytest.fail("raced again")) == "b"
+    assert clock.winner("other", lambda: "ac") == "a"
 
 
 def test_a_candidate_that_fails_is_left_out_and_the_first_one_s_error_is_the_caller_s():
@@ -42,18 +61,18 @@ def test_a_candidate_that_fails_is_left_out_and_the_first_one_s_error_is_the_cal
         if c == "b":
             raise RuntimeError("out of resources")
 
-    time = raced({"a": 2.0, "b": 1.0, "c": 3.0}, [])
+    clock = Clock({"a": 2.0, "b": 1.0, "c": 3.0})
     with pytest.warns(UserWarning, match="leaves out b: out of resources"):
-        assert measure.winner("key", lambda: "abc", run, time) == "a"
+        assert clock.winner("key", lambda: "abc", run) == "a"
     with pytest.raises(RuntimeError, match="out of resources"):
-        measure.winner("other", lambda: "ba", run, time)
+        clock.winner("other", lambda: "ba", run)
     assert "other" not in measure._winners
 
 
 def test_few_winners_are_kept(monkeypatch):
     monkeypatch.setattr(measure, "_MOST", 3)
     for key in range(5):
-        measure.winner(key, lambda: "a", lambda c: None)
+        Clock({}).winner(key, lambda: "a")
     assert sorted(measure._winners) == [2, 3, 4]
 
 

@@ -120,6 +120,11 @@ class Standing:
         return [name for name in self.job.specialised if _BACKENDS[name] not in timed]
 
     @property
+    def weight(self) -> tuple[int, int]:
+        """Of two runs the one with more specialised rivals stands, then the one with more workloads."""
+        return -len(self.absent), self.timed
+
+    @property
     def ties(self) -> int:
         return len(self.ratios) - self.faster - self.slower
 
@@ -138,11 +143,14 @@ def _standing(job: Job, records: Sequence[Record]) -> Standing | None:
         contests = run.contests_of("graph")
         timed = [ours for contest in contests if (ours := _of(contest, job.ours))]
         pairs = [pair for contest in contests if (pair := _pair(contest, job.ours))]
-        if pairs and (best is None or len(timed) >= best.timed):
-            ratios = tuple(ratio for ratio, _, _ in pairs)
-            faster = sum(ratio > 1 for ratio, _, tie in pairs if not tie)
-            slower = sum(ratio < 1 for ratio, _, tie in pairs if not tie)
-            best = Standing(job, run, len(timed), ratios, tuple(rival for _, rival, _ in pairs), faster, slower)
+        if not pairs:
+            continue
+        ratios = tuple(ratio for ratio, _, _ in pairs)
+        faster = sum(ratio > 1 for ratio, _, tie in pairs if not tie)
+        slower = sum(ratio < 1 for ratio, _, tie in pairs if not tie)
+        found = Standing(job, run, len(timed), ratios, tuple(rival for _, rival, _ in pairs), faster, slower)
+        if best is None or found.weight >= best.weight:
+            best = found
     return best
 
 
@@ -160,7 +168,7 @@ def _of(contest: Contest, names: Sequence[str]) -> Row | None:
 
 
 def _is_ours(backend: str) -> bool:
-    return backend in (*KERNELS, "auto") or backend.startswith("expertile")
+    return backend in (*KERNELS, "auto", "measure") or backend.startswith("expertile")
 
 
 def table(found: Sequence[Standing]) -> str:
@@ -207,12 +215,19 @@ def _footnote(found: Sequence[Standing]) -> str:
 
 def _choice(s: Standing) -> str:
     """What choosing loses: auto beside the fastest of all that ran, our own configurations included."""
-    pairs = [(contest.ranked[0], _of(contest, s.job.ours)) for contest in s.run.contests_of("graph")]
-    shares = [best.seconds / ours.seconds for best, ours in pairs if ours is not None]
+    contests = s.run.contests_of("graph")
+
+    def reached(backend: str) -> str | None:
+        found = [(contest.ranked[0], ours) for contest in contests if (ours := _of(contest, (backend,)))]
+        shares = [best.seconds / ours.seconds for best, ours in found]
+        return f"{geometric_mean(shares):.3f} (worst {min(shares):.2f})" if shares else None
+
+    measured, fixed = reached("measure"), "" if s.absent else ", quack in its one fixed configuration"
+    raced = f', and `backend="measure"`, which races candidates at a problem\'s first call, {measured}'
     return (
-        f"Random products: {s.timed} shapes that the tuned table had not seen, {len(s.ratios)} of them with a rival; "
-        f"beside the fastest configuration of any backend, ours included, `auto` reaches {geometric_mean(shares):.3f} "
-        f"(worst {min(shares):.2f})."
+        f"Random products: {s.timed} shapes that the tuned table had not seen, {len(s.ratios)} of them with a rival"
+        f"{fixed}; beside the fastest configuration of any backend, ours included, `auto` reaches {reached('auto')}"
+        f"{raced if measured else ''}."
     )
 
 

@@ -19,6 +19,7 @@ from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.reference import reference
 from expertile.ops.grouped_mm.transfer import Rival
 from expertile.ops.grouped_mm.tuned import Table
+from expertile.ops.measure import MEASURE
 
 SMALL = (
     ragged_m("first", "t", (12, 0, 20), 32, 24, "fp32", routing="by hand"),
@@ -207,3 +208,16 @@ def test_verify_draws_by_a_seed_of_its_own(tmp_path, no_table, monkeypatch):
         1, tmp_path / "a.jsonl", 0.3, workloads=iter(SMALL[:1]), backends=rivals, device="cpu", say=said.append
     )
     assert found and f"problems drawn by seed {FIRST_SEED + 1}" in said
+
+
+def test_a_race_counts_beside_the_choice(tmp_path, no_table):
+    """What backend="measure" took: of no account for `auto`'s share, nor where it did not race."""
+    rivals = (backend("torch_grouped", configs=(Config(slow=True),)), backend("loop", configs=(Config(),)))
+    found = verify(1, tmp_path / "a.jsonl", 0.3, workloads=iter(SMALL[:1]), backends=rivals, device="cpu")
+    assert verdicts(found, MEASURE) == []
+    fast = next(r for r in found if r.backend == "loop")
+    found += [tune_verify._as(MEASURE, fast, "raced"), replace(fast, workload="t/second")]
+    (raced,) = verdicts(found, MEASURE)
+    assert (raced.workload, raced.backend, raced.share, raced.why) == ("t/first", "loop", 1.0, "raced")
+    assert [v.share < 0.5 for v in verdicts(found)] == [True, True]
+    assert summary([raced], MEASURE)[0].startswith("measure is at 0.97 or more of the best on 1 of 1 problems")

@@ -1,6 +1,5 @@
 """Interleaving, stopping, failing, refusing: with samplers that need no clock."""
 
-import gc
 import itertools
 
 import pytest
@@ -14,7 +13,6 @@ from expertile.lab.measure.interleaved import (
     device_alive,
     failure_of,
     is_out_of_memory,
-    quick_collections,
     time_interleaved,
 )
 from expertile.lab.measure.stats import turn_order
@@ -184,14 +182,3 @@ def test_a_failed_capture_is_told_by_what_broke_it():
         "capture", "cannot be captured: RuntimeError: CUDA error: operation not permitted when stream is capturing"
     )
     assert ended(torch.OutOfMemoryError("CUDA out of memory")).kind == "memory"
-
-
-def test_objects_are_frozen_inside_and_the_callers_stay_so():
-    gc.unfreeze()
-    with quick_collections():
-        assert gc.get_freeze_count()
-    assert not gc.get_freeze_count()
-    gc.freeze()
-    with quick_collections():
-        pass
-    assert gc.get_freeze_count()

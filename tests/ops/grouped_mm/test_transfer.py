@@ -65,6 +65,14 @@ def test_the_nearer_counts_more():
         assert found[first] < found[1 - first] and 0 < found[first] < math.log(1.2)
 
 
+def test_few_neighbours_say_nothing_of_a_backend():
+    rivals = [rival("ours"), rival("peer")]
+    both, ours = measured(timed(1e-3, "peer"), timed(2e-3)), measured(timed(1e-3))
+    assert slowdowns(rivals, [(1.0, both), (1.0, ours)])[1] == pytest.approx(0.0)
+    assert slowdowns(rivals, [(1.0, both), (1.0, ours), (1.0, ours)])[1] is None
+    assert slowdowns(rivals, [(0.1, both), (3.0, ours), (3.0, ours)])[1] == pytest.approx(0.0)
+
+
 def test_ranks_carry_over_whatever_the_times():
     """A neighbour that takes a hundred times as long says as much as any other at its distance."""
     long = measured(timed(1e-1), timed(1.2e-1, block_m=64))

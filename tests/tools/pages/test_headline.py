@@ -70,7 +70,20 @@ def test_auto_alone_is_ours_where_it_was_raced_and_what_choosing_lost_is_said():
     ]
     standing = only(records)
     assert standing.ratios == (1.5,) and standing.rivals == ("torch_grouped",)
-    assert "`auto` reaches 0.800 (worst 0.80)" in table([standing])
+    assert "`auto` reaches 0.800 (worst 0.80)." in table([standing]) and "quack (Random" in table([standing])
+    raced = [record("measure", 8e-6, preset="auto"), record("quack", 12e-6, preset="auto")]
+    standing = only([*records, *raced])
+    assert standing.ratios == (1.2,) and standing.rivals == ("quack",)
+    said = table([standing])
+    assert '`auto` reaches 0.800 (worst 0.80), and `backend="measure"`, ' in said and "1.000 (worst 1.00)." in said
+    assert "quack in its one fixed configuration" in said and "quack (Random" not in said
+
+
+def test_a_smaller_run_with_the_specialised_rival_stands():
+    old = [record(b, t, w, preset="auto", run="old") for w in "ab" for b, t in (("auto", 2e-6), ("loop", 3e-6))]
+    new = [record(b, t, "a", preset="auto", run="new") for b, t in (("auto", 2e-6), ("quack", 1e-6))]
+    assert only(old).ratios == (1.5, 1.5)
+    assert only([*old, *new]).ratios == (0.5,)
 
 
 def test_a_specialised_rival_is_named_until_it_has_a_time_in_the_run():

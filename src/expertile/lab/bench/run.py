@@ -18,8 +18,7 @@ import torch
 from expertile.lab.measure.cpu import with_measured_roofs
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
-from expertile.lab.measure.interleaved import Budget, Failure, device_alive, failure_of, quick_collections, release
-from expertile.lab.measure.timers import POLICIES
+from expertile.lab.measure.interleaved import Budget, Failure, device_alive, failure_of, release
 from expertile.lab.operators.grouped_mm import grouped_mm, rivals_of
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Candidate, Case, Site
@@ -30,6 +29,7 @@ from expertile.lab.race.timing import pick_configs, time_on_sets
 from expertile.lab.race.workloads import OP
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.roofline import Bound, Work, bound
+from expertile.timers import POLICIES, quick_collections
 
 _CPU_SECONDS = {False: 75.0, True: 25.0}  # keyed by quick: a whole run on a CPU stays within a coffee
 _GPU_BUDGET = {False: Budget(3.0), True: Budget(0.6, min_rounds=7, max_rounds=41, rel_ci=0.01)}

@@ -25,16 +25,7 @@ from expertile.lab.bench.run import resumed
 from expertile.lab.bench.tune_problems import problems, seed_of
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id
-from expertile.lab.measure.interleaved import (
-    Budget,
-    Measurement,
-    device_alive,
-    failure_of,
-    quick_collections,
-    release,
-    time_interleaved,
-)
-from expertile.lab.measure.timers import GraphTimer, HostTimer, Timer, sets_for
+from expertile.lab.measure.interleaved import Budget, Measurement, device_alive, failure_of, release, time_interleaved
 from expertile.lab.operators.grouped_mm import grouped_mm, memory_needed
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory, make_operands
@@ -46,12 +37,13 @@ from expertile.lab.report.rows import by
 from expertile.lab.report.units import byte_rate, flop_rate, micros
 from expertile.ops.grouped_mm.backend import Backend, Operands, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS, CPU_ORDER
-from expertile.ops.grouped_mm.choose import NEIGHBOURS, auto_configs
+from expertile.ops.grouped_mm.choose import NEIGHBOURS, auto_configs, promising
 from expertile.ops.grouped_mm.model import synchronises
 from expertile.ops.grouped_mm.problem import Layout, Problem, tf32_allowed
 from expertile.ops.grouped_mm.transfer import Rival, expected_slowdowns
 from expertile.ops.grouped_mm.tuned import Measured, Table, Timed, features_of, load_tables
 from expertile.roofline import bound
+from expertile.timers import GraphTimer, HostTimer, Timer, quick_collections, sets_for
 
 PRECOMPILE_SHARE = 0.5  # of the time, at most
 _CLOSE = 1.10  # a config within that of the fastest in the screening is a finalist
@@ -79,6 +71,7 @@ class Session:
     seed: int = 0
     backends: tuple[Backend, ...] = BACKENDS
     say: Say = lambda text: None
+    races: bool = False  # also what backend="measure" would race
 
     @classmethod
     def begin(
@@ -118,7 +111,9 @@ class Session:
     def field(self, workload: GroupedWorkload) -> tuple[Rival, ...]:
         """Those of `pairs` that are screened on `workload`; the same at every call."""
         seed = zlib.crc32(f"{self.seed} {record_name(workload)}".encode())
-        return narrowed(self.pairs(workload), self.problem(workload), self.site.device, self.policy, seed)
+        problem, device = self.problem(workload), self.site.device
+        found = narrowed(self.pairs(workload), problem, device, self.policy, seed)
+        return tuple(dict.fromkeys((*found, *promising(problem, device)))) if self.races else found
 
 
 def alone(rival: Rival) -> Backend:

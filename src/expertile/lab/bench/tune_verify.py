@@ -13,9 +13,13 @@ import torch
 from expertile.device import Device
 from expertile.lab.bench.tune import Say, Session, in_time, measure, take
 from expertile.lab.bench.tune_problems import mixed
+from expertile.lab.measure.interleaved import failure_of
+from expertile.lab.race.operands import make_operands
+from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
 from expertile.lab.race.workloads import GroupedWorkload, grouped
 from expertile.lab.report.rows import by
+from expertile.ops.grouped_mm.api import raced
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import NEIGHBOURS, by_measurement, choose, rounded
@@ -24,6 +28,7 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.transfer import Rival, expected_slowdowns
 from expertile.ops.grouped_mm.tuned import Features, Problems, Table, features_of
+from expertile.ops.measure import MEASURE
 
 AUTO = "auto"
 PROMISE = 0.97
@@ -33,7 +38,7 @@ FIRST_SEED = 20011
 
 @dataclass(frozen=True)
 class Verdict:
-    """`auto` on one problem: `share` is the best time over auto's, 1 where auto is the best."""
+    """`auto`, or "measure", on one problem: `share` is the best time over its own, 1 where it is the best."""
 
     workload: str
     backend: str
@@ -57,9 +62,10 @@ def verify(
     """Time `auto` against every rival on `count` random problems, as far as `minutes` go.
 
     The records of each problem are those of the finalists and one more with backend "auto", the measurement of the
-    rival it chose, with the reason. Appended to `path`; `resume` keeps what is there. `seed` draws the problems, by
-    default the first from FIRST_SEED on that drew none in this GPU's table. ValueError for a seed that is in the table,
-    and for a count or minutes that are not positive."""
+    rival it chose, with the reason; on a GPU, where no backend is left out, one with backend "measure" as well, of what
+    its race took. Appended to `path`; `resume` keeps what is there. `seed` draws the problems, by default the first
+    from FIRST_SEED on that drew none in this GPU's table. ValueError for a seed that is in the table, and for a count
+    or minutes that are not positive."""
     if count < 1:
         raise ValueError(f"verify: expected 1 problem or more, got {count}")
     if not minutes > 0:
@@ -67,24 +73,42 @@ def verify(
     end = time.monotonic() + minutes * 60
     session, old = Session.begin(path if resume else None, device, backends=tuple(backends), say=say)
     here = session.site.device
-    session = replace(session, seed=_fresh_seed(here, seed))
+    session = replace(session, seed=_fresh_seed(here, seed), races=here.kind == "cuda" and session.backends == BACKENDS)
     say(f"problems drawn by seed {session.seed}")
     source = workloads if workloads is not None else _unseen(here, session.seed)
     todo = take(source, old, max(0, count - len({r.workload for r in old})))
     records = list(old)
     for workload in in_time(todo, session, end):
         choice = choose(session.problem(workload), here, session.backends, session.policy, True)
-        chosen, shown = Rival(choice.backend, choice.config), config_dict(choice.config)
-        found = measure(workload, session, session.field(workload), always=(chosen,))
+        taken = {AUTO: (Rival(choice.backend, choice.config), choice.why)}
+        if session.races and (fastest := _raced(workload, session)) is not None:
+            taken[MEASURE] = (fastest, "raced on operands of its own")
+        found = measure(workload, session, session.field(workload), always=[rival for rival, _ in taken.values()])
         made = [r for r in found if r.policy == session.policy]
-        made += [
-            replace(r, backend=AUTO, config={"backend": r.backend, **r.config}, reason=r.reason or choice.why)
-            for r in made
-            if r.backend == choice.backend.name and {k: v for k, v in r.config.items() if k != "sizes"} == shown
-        ]
+        made += [_as(name, r, why) for name, (rival, why) in taken.items() for r in made if _is(r, rival)]
         append(path, *made)
         records += made
     return records
+
+
+def _raced(workload: GroupedWorkload, session: Session) -> Rival | None:
+    """What backend="measure" takes; None where the race fails."""
+    operands = make_operands(workload, session.site.torch_device, session.seed - 1)
+    try:
+        return raced(session.problem(workload), operands, session.site.device)
+    except Exception as error:
+        session.say(f"{record_name(workload)}: {failure_of(error, session.site.torch_device).reason}")
+        return None
+
+
+def _is(record: Record, rival: Rival) -> bool:
+    config = {k: v for k, v in record.config.items() if k != "sizes"}
+    return record.backend == rival.backend.name and config == config_dict(rival.config)
+
+
+def _as(name: str, record: Record, why: str) -> Record:
+    config = {"backend": record.backend, **record.config}
+    return replace(record, backend=name, config=config, reason=record.reason or why)
 
 
 def _fresh_seed(device: Device, seed: int | None) -> int:
@@ -106,20 +130,20 @@ def _unseen(device: Device, seed: int) -> Iterator[GroupedWorkload]:
     return (replace(w, preset=AUTO) for w in drawn if features_of(w.problem(device.kind)) not in seen)
 
 
-def verdicts(records: Sequence[Record]) -> list[Verdict]:
-    """One for each problem on which auto and another have a time, the worst first; a share of 0 where auto has none
-    although a rival has."""
+def verdicts(records: Sequence[Record], name: str = AUTO) -> list[Verdict]:
+    """One for each problem on which `name` and another have a time, the worst first; a share of 0 where it has none
+    although a rival has. Of "measure" only problems on which it raced."""
     found = []
-    for name, of_problem in by(records, lambda r: r.workload).items():
-        rivals = [r for r in of_problem if r.status == "ok" and r.backend != AUTO]
-        if not rivals:
+    for workload, of_problem in by(records, lambda r: r.workload).items():
+        rivals = [r for r in of_problem if r.status == "ok" and r.backend not in (AUTO, MEASURE)]
+        own = next((r for r in of_problem if r.backend == name), None)
+        if not rivals or (name == MEASURE and own is None):
             continue
         best = min(rivals, key=lambda r: r.time_s or math.inf)
-        auto = next((r for r in of_problem if r.backend == AUTO), None)
-        time_s = auto.time_s if auto is not None and auto.status == "ok" else None
+        time_s = own.time_s if own is not None and own.status == "ok" else None
         share = (best.time_s or 0.0) / time_s if time_s else 0.0
-        backend, why = ("", "no time") if auto is None else (str(auto.config.get("backend", "")), auto.reason)
-        found.append(Verdict(name, backend, share, _named(best.backend, best.config), why))
+        backend, why = ("", "no time") if own is None else (str(own.config.get("backend", "")), own.reason)
+        found.append(Verdict(workload, backend, share, _named(best.backend, best.config), why))
     return sorted(found, key=lambda v: v.share)
 
 
@@ -127,19 +151,19 @@ def _named(backend: str, config: Mapping[str, object]) -> str:
     return " ".join([backend, *(f"{k}={v}" for k, v in config.items())])
 
 
-def summary(found: Sequence[Verdict], worst: int = 10) -> list[str]:
-    """Sentences: how often auto keeps within PROMISE, the geometric mean, and the worst problems with the reason."""
+def summary(found: Sequence[Verdict], name: str = AUTO, worst: int = 10) -> list[str]:
+    """Sentences: how often `name` keeps within PROMISE, the geometric mean, and the worst problems with the reason."""
     if not found:
-        return ["auto: nothing was measured"]
+        return [f"{name}: nothing was measured"]
     kept = sum(v.share >= PROMISE for v in found)
     mean = geometric_mean(max(v.share, 1e-3) for v in found)
     lines = [
-        f"auto is at {PROMISE:.2f} or more of the best on {kept} of {len(found)} problems ({kept / len(found):.1%}); "
+        f"{name} is at {PROMISE:.2f} or more of the best on {kept} of {len(found)} problems ({kept / len(found):.1%}); "
         f"geometric mean {mean:.4f}, worst {found[0].share:.3f}"
     ]
     for v in found[:worst]:
         if v.share < 1.0:
-            lines.append(f"{v.share:.3f} {v.workload}: best is {v.best}; auto took {v.why or 'nothing'}")
+            lines.append(f"{v.share:.3f} {v.workload}: best is {v.best}; {name} took {v.why or 'nothing'}")
     return lines
 
 

@@ -4,8 +4,8 @@ that fails becomes a `Failure` with a reason; the others go on."""
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from expertile.lab.measure.clocks import NO_CLOCKS, ClockReader, Clocks, clock_reader, summarize
 from expertile.lab.measure.cpu import cpu_reader
 from expertile.lab.measure.stats import median_ci95, turn_order
-from expertile.lab.measure.timers import Call, Sampler, Timer, timer_for
+from expertile.timers import Call, Sampler, Timer, timer_for
 
 _CAPTURE = ("stream is capturing", "graph capture")  # what CUDA and torch say of work that no graph can hold
 LEAST_ROUNDS = 3  # made whatever the budget says: fewer give no interval worth the name
@@ -200,21 +200,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         text in str(error) for text in ("not enough memory", "CUDA out of memory", "can't allocate memory")
     )
-
-
-@contextmanager
-def quick_collections() -> Iterator[None]:
-    """Inside, garbage is looked for only among what was made since: `release` collects after every call that was
-    judged, and all that torch has made takes 0.1 to 0.3 s each time. What the caller has frozen stays so."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def release(device: torch.device) -> None:

@@ -11,13 +11,13 @@ import torch
 from expertile.device import Device
 from expertile.lab.measure.env import Env
 from expertile.lab.measure.interleaved import Failure, Measurement, Outcome, failure_of, release
-from expertile.lab.measure.timers import POLICIES, sets_for
 from expertile.lab.race.baselines import COPIES, Copy, copy_work
 from expertile.lab.race.gate import judge
 from expertile.lab.race.operands import free_memory
 from expertile.lab.race.operator import Blocks, Inputs, Operator, Rival, Verdict, Workload, record_fields
 from expertile.lab.race.record import COPY, Record, measured
 from expertile.roofline import Bound, Work
+from expertile.timers import POLICIES, sets_for
 
 # Share of the free memory for operands and results; the rest is for what backends allocate.
 _MEMORY_SHARE = 0.4

@@ -15,7 +15,7 @@ penalty. Only a neighbour that was measured before one of the candidate's flags 
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +33,8 @@ _BLUR = 0.4
 _SCREENED_OUT, _PENALTY = 0.1, 0.08
 # How much of a modelled difference is carried over.
 _CARRIED = 0.7
+# Of the neighbours' weights: where less of it ran a backend, they are too few or too far to say how it compares.
+_RAN = 0.5
 # Shares of peak and bandwidth that a good kernel reaches, and what every launch costs in a CUDA graph, seconds.
 _COMPUTE, _MEMORY, _LAUNCH_S = 0.62, 0.85, 3e-6
 
@@ -80,7 +82,7 @@ def expected_slowdowns(
     rivals: Sequence[Rival], features: Features, near: Sequence[tuple[float, Measured]], device: Device
 ) -> list[float | None]:
     """For each rival the expected log(time / best time) on the problem of `features`: the weighted mean over the
-    neighbours that ran its backend, or None."""
+    neighbours that ran its backend, or None where few did."""
     names = [r.backend.name for r in rivals]
     facts = [_facts(name, r.config) for name, r in zip(names, rivals, strict=True)]
     candidates = list(zip(range(len(rivals)), names, _comparable(names, facts), facts, strict=True))
@@ -88,8 +90,13 @@ def expected_slowdowns(
     here = modelled_logs(features, tiles, device)
     sums = [0.0] * len(rivals)
     weights = [0.0] * len(rivals)
+    ran: dict[str, float] = defaultdict(float)
+    total = 0.0
     for distance, measured in near:
         weight = 1.0 / (_BLUR + distance * distance)
+        total += weight
+        for name in measured.backends:
+            ran[name] += weight
         slowdowns, backends = measured.slowdowns, measured.backends
         there = modelled_logs(measured.features, tiles, device)
         differ: dict[Tile | None, float] = {tile: _CARRIED * (here[tile] - there[tile]) for tile in here}
@@ -105,7 +112,8 @@ def expected_slowdowns(
                 log = max(of_backend, _SCREENED_OUT) + _PENALTY + max(0.0, -differ.get(tile, 0.0))
             sums[i] += weight * (log + differ.get(tile, 0.0))
             weights[i] += weight
-    return [s / w if w else None for s, w in zip(sums, weights, strict=True)]
+    known = {name for name, weight in ran.items() if weight >= _RAN * total}
+    return [s / w if w and name in known else None for name, s, w in zip(names, sums, weights, strict=True)]
 
 
 def _comparable(names: Sequence[str], facts: Sequence[_Facts]) -> list[str]:

@@ -1,9 +1,11 @@
 """Stopwatches on the CPU, with a clock that the test turns."""
 
+import gc
+
 import pytest
 import torch
 
-from expertile.lab.measure.timers import HostTimer, _repeats, _whole_rounds, sets_for, timer_for
+from expertile.timers import HostTimer, _repeats, _whole_rounds, quick_collections, sets_for, timer_for
 
 
 class Clock:
@@ -82,6 +84,17 @@ def test_policies_are_named():
         timer_for("graph", torch.device("cpu"))
     with pytest.raises(ValueError, match="expected one of graph, eager, got 'warm'"):
         timer_for("warm", torch.device("cpu"))
+
+
+def test_objects_are_frozen_inside_and_the_callers_stay_so():
+    gc.unfreeze()
+    with quick_collections():
+        assert gc.get_freeze_count()
+    assert not gc.get_freeze_count()
+    gc.freeze()
+    with quick_collections():
+        pass
+    assert gc.get_freeze_count()
 
 
 @pytest.mark.gpu
