@@ -36,7 +36,7 @@ from expertile.ops.scaled_grouped_mm.backends import gluon_fp8
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Backend, Operands, Recipe, ScaledProblem
 from expertile.ragged import power_of_two
 
-_FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8.cu")
+_FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8_steps.cu", "_cuda_fp8.cu")
 _SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in _FILES))
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _WIDTHS = (32, 48, *range(64, 161, 16), 192, 256)  # of tiles
