@@ -66,9 +66,10 @@ _COUNTED = {
     "size": re.compile(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
     "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": re.compile(
-        r"(?<![.,\d])\b(\d,\d{3}|\d{1,5}) ?(?:(?:[x×*] ?-?|(?=(?:G?[AHBLV]\d{2,3}[A-Z]?|MI\d{3}[A-Z]?|T4|L4)s?\b))"
+        r"(?<![.,\d])\b(\d,\d{3}|\d{1,5})(?! (?:[A-Z]+\d+[A-Z]?[ -])?(?i:gpu[ -]?)?(?:h|hours?|days?)\b)"
+        r" ?(?:(?:[x×*] ?-?|(?=(?:G?[AHBLV]\d{2,3}[A-Z]?|MI\d{3}[A-Z]?|T4|L4)s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla |GeForce )*(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?(?![ -]h(?:ours?)?\b|-[a-z]+\d)|gcds?|cards\b|"
+        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?(?!-[a-z]+\d)|gcds?|cards\b|"
         r"ranks\b))\b|\bn[Gg]pus (\d+)|\b(?:TP|tp)[- ]?(2|4|8|16|32|64)\b(?![.%])"  # TP99 is a percentile
     ),
 }
@@ -86,7 +87,7 @@ _SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
     r"\b([MNKmnk])[\Wx]{1,3}([MNKmnk])[\Wx]{1,3}([MNKmnk])\W{1,5}(\d{2,6})[\Wx]{1,3}(\d{2,6})[\Wx]{1,3}(\d{2,6})(?!\d)"
 )
 _NODES = re.compile(
-    r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts) (?:with|of|[x×*]|having)|"
+    r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts),? (?:(?:each )?(?:with|having)|of|[x×*])|"
     r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b|\bnodes\W+(\d{1,4})\s+gpus[ _]per[ _]node\W+(\d{1,2})\b|"
     r"\bngpu\W+(\d+)\W+nnodes\W+(\d+)|\bnnodes\W+(\d+)\W+nproc[_-]per[_-]node\W+(\d+)"
 )
@@ -189,8 +190,11 @@ def facts(text: str) -> Facts:
                 values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
                 stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
-        nodes, each = filter(None, m.groups())
-        stated.setdefault("gpus", []).append(_int(nodes) * _int(each))
+        nodes, of_one = map(_int, filter(None, m.groups()))
+        gpus = stated.setdefault("gpus", [])
+        if of_one in gpus:
+            gpus.remove(of_one)
+        gpus.append(nodes * of_one)
     # "1,024" is one number; a product counts from 2 on.
     found = _TUPLE.finditer(text) if _PRODUCT.search(text) else ()
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]

@@ -9,6 +9,7 @@ Lines = tuple[int, ...]
 _PREFIX = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9}
 UNIT_OF = {"time": "s", "rate": "FLOP/s", "bandwidth": "B/s", "bytes": "B", "energy": "J", "power": "W", "money": "USD"}
 UNIT_OF |= {"tokens_per_s": "tokens/s", "items_per_s": "per s", "s_per_token": "s", "carbon": "g CO2"}
+UNIT_OF |= {"gpu*s": "GPU-hours"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def finding(verdict: str, rule: str, message: str, q: Figure, *beside: Figure, l
 
 def si(value: float, unit: str) -> str:
     """Four digits with the prefix that reads best: si(4.5e-3, "s") -> "4.5 ms"."""
+    if unit == "GPU-hours":
+        return f"{round(value / 3600, 1):,.10g} {unit}"
     scaled = dict.fromkeys(("FLOP/s", "FLOP", "B/s", "B"), "TGMk") | {"s": ("", "m", "µ", "n"), "J": "GMk", "W": "Mk"}
     steps = [(_PREFIX[p], p) for p in (*scaled.get(unit, ""), "")]
     scale, prefix = next(((s, p) for s, p in steps if value >= 0.9995 * s), steps[-1 - (unit == "s")])

@@ -29,6 +29,7 @@ _NOUNS = (
 _ITEM = "|".join(form for _, form in _NOUNS)
 # "8x A100" counts, it compares nothing.
 _NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
+_BOARD = r"(?:[AHBLV]\d{2,3}|MI\d{3})[A-Z]?"  # "1,200 H100 GPU-hours", "96 A100-days"
 _SECONDS = (
     (1e-9, "ns nsec nsecond nanoseconds"),
     (1e-6, "us µs μs usec usecs usecond microseconds microsec"),
@@ -59,7 +60,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
     ("carbon", r"(?P<mass>kg|g|t) ?(?:of )?CO2(?:eq?)?\b|(?P<mass_per>kg|g)(?= ?(?:/ ?|per )kWh\b)"),
     ("B/param", r"(?P<bpw>bpw)\b"),
-    ("gpu*s", r"(?i:gpu)[ -]?(?P<t>h|hours?|hrs?|days?)\b"),
+    ("gpu*s", rf"(?:(?:{_BOARD}[ -])?(?i:gpu)[ -]?|{_BOARD}[ -])(?P<t>h|hours?|hrs?|days?)\b"),
     ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
     ("flop", r"(?P<p>)[Oo]ps?(?= ?/ ?(?i:b|byte)s?\b)"),
     ("flop", r"(?P<p>[kMGTP])(?P<mac>MACs?)\b"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 
 from expertile.audit.facts import BITS, facts
-from expertile.audit.finding import QUESTION, Finding, finding, si
+from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval, exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
@@ -22,8 +22,10 @@ _STEP = re.compile(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
 _NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_WEIGHTS = re.compile(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
+_OTHER_BITS = re.compile(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
 _ELSEWHERE = re.compile(r"(?i)offload|shard|fsdp|zero-\d|mmap")
-_NONE = re.compile(r"(?i)\b(?:no|without)\b[^.;,|]{0,30}")
+_NONE = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
 _SPENT = re.compile(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
@@ -59,6 +61,13 @@ def _placed(text: str) -> tuple[bool, bool]:
     return bool(one), bool(_ELSEWHERE.search(_NONE.sub("", text)))
 
 
+def _one_format(report: Report) -> bool:
+    """Whether all weights of a report are in one format, on one GPU, and all of them there."""
+    stated = report.everything.of
+    apart = len(stated("formats")) != 1 or max(stated("gpus"), default=1.0) > 1 or _placed(report.text)[1]
+    return not (apart or _OTHER_BITS.search(report.text))
+
+
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
@@ -78,6 +87,8 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
     formats = facts(row.label).of("formats") if file and table else formats
+    if table and not formats and gpus in ((), (1.0,)) and _WEIGHTS.search(q.label) and _one_format(row.report):
+        formats = row.report.everything.of("formats")
     file = file if not table or any(BITS[f] > 8 for f in formats) else None
     if q.kind == "bytes" and (file or memory or re.search(weights, row.text)) and not _NO_WEIGHTS.search(words):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
@@ -141,6 +152,6 @@ def spent(report: Report) -> Iterator[Finding]:
         near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
         said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
         if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
-            unit = {"energy": (3.6e6, "kWh"), "gpu*s": (3600.0, "GPU-hours")}.get(q.kind, (1.0, "USD"))
-            message = f"the times, prices and powers stated make {near.mid / unit[0]:.5g} {unit[1]}"
-            yield finding(QUESTION, "cost", f"{message}, not {q.text}: of which run is it?", q)
+            made_of = f"{near.mid / 3.6e6:.5g} kWh" if q.kind == "energy" else si(near.mid, UNIT_OF[q.kind])
+            message = f"the times, prices and powers stated make {made_of}, not {q.text}"
+            yield finding(QUESTION, "cost", f"{message}: of which run is it?", q)

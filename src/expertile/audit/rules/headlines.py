@@ -9,7 +9,8 @@ from expertile.audit.facts import NUMBERS, size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.told import APART, may_be, mid, not_made, words_of
+from expertile.audit.rules.hardware import end_before, own_words
+from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_of
 from expertile.audit.units import RATES, TIMES, TYPED
 
 _ALL = re.compile(
@@ -47,7 +48,7 @@ _OTHER = re.compile(r"(?i)\b(?:second|of these|at the|per|except|almost|after|ap
 _MEASURE = (
     (r"throughput|speed|rate", ("tokens_per_s", "items_per_s", "rate")),
     (r"latenc|time|duration", TIMES),
-    (r"memory|footprint", ("bytes",)),
+    (r"memory|footprint|vram", ("bytes",)),
     (r"bandwidth", ("bandwidth",)),
 )
 _FROM = re.compile(
@@ -62,8 +63,12 @@ _BOUND = re.compile(
     r"(?P<high>(?:stays?|remains?|is|are|keeps?|never (?:exceeds?|goes|rises)|(?:does|do) not (?:exceed|rise))"
     r"(?: (?:always |well )?(?:(?:below|under|at most|within|no (?:more|higher) than)|(?P<over>above|over)))?))\W+$"
 )
-_BEFORE = re.compile(r"(?i)\W*(?:before|old|was|main|master|baseline)\b")
-_AFTER = re.compile(r"(?i)\W*(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
+_SAID = r"(?i)\W*(?:\d[\d:.T/-]*[])]?\s+){0,3}(?:@?[a-z][\w.-]*(?: \w+)?: )?\W*"  # "[10:05] ann: before: 61 GB"
+_BEFORE = re.compile(rf"{_SAID}(?:before|old|was|main|master|baseline)\b")
+_AFTER = re.compile(rf"{_SAID}(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
+_OTHER_PART = re.compile(
+    r"\b(?:on top|addition|another|activation|gradient|optimi[sz]er|kv|cache|weights|buffer|layer)"
+)
 _BY_NO_MORE = re.compile(r"(?i)\b(?:none|no|never|nothing|neither)\b[^.;]*? by more than (\d+(?:\.\d+)?)\b(?! ?%)")
 _ENDS = re.compile("[,;:(]")
 _WORST = re.compile(r"(?i)\b(?:in the worst case|worst[- ]case|at worst)\b")
@@ -91,12 +96,15 @@ def spoken(report: Report) -> Iterator[Finding]:
 
 
 def titles(report: Report) -> Iterator[Finding]:
-    """ "3.9x for long contexts" above two lines, "before 812 us" and "after 305 us", that make another ratio."""
+    """ "3.9x for long contexts" above two lines, "before 812 us" and "after 305 us", that make another ratio; or, some
+    lines below them, "latency down by 80 %"."""
     lines = report.lines_of_text
+    befores = [(i, r) for i, r in enumerate(lines) if _BEFORE.match(r.text)]
+    afters = ((r, s) for i, r in befores for s in lines[i + 1 : i + 4] if _AFTER.match(s.text))
     pairs = [
         (a, b)
-        for r, s in itertools.pairwise(lines)
-        if _BEFORE.match(r.text) and _AFTER.match(s.text) and s.line - r.line < 3
+        for r, s in afters
+        if s.line - r.line < 5
         for k in TYPED
         if (a := r.only(k)) and (b := next((x for x in s.of(k) if x.exact and mid(x)), None))
     ]
@@ -106,6 +114,15 @@ def titles(report: Report) -> Iterator[Finding]:
         other = q and any(c.value.meets(q.value, 0.02) for r in report.all_rows if r is not row for c in r.of("ratio"))
         if q and len(near) == 1 and not other and not may_be(q, near[0][0].value / near[0][1].value, "", 0.03):
             yield not_made(q, [*near[0]], False)
+        for q in row.of("percent", "ratio") if not APART.search(row.text) else ():
+            words = own_words(row, q).lower()
+            named = [some for form, some in _MEASURE if re.search(form, words) and not _OTHER_PART.search(words)]
+            kinds = {*itertools.chain(*named)}
+            near = [(a, b) for a, b in pairs if a.kind in kinds and 0 < row.line - b.line < 12]
+            later = [x for r in lines if near and near[0][1].line < r.line <= row.line for x in r.of(*kinds)]
+            if q.exact and len(near) == 1 and not later and (OUTCOME.search(words) or " by " in words):
+                (a, b), change = near[0], change_of(row, q, False, q.start - end_before(row, q))
+                yield from [] if may_be(q, a.value / b.value, change, 0.03) else [not_made(q, [a, b], False)]
 
 
 def _first(row: Row) -> str:

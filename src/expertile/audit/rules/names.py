@@ -25,6 +25,7 @@ _SIZE = r"(?: size| degree| world size)?"
 _BATCH = r"(?:train )?batch(?: size)?"
 _PARALLEL = r"(?: model)? parallel(?:ism)?"
 _RUN = r"(?:iter(?:ation)?|launche?|call|sweep|repeat|run|(?:time ?)?step)"
+_PASS = r"(?:target |verif\w+ |forward |decod\w+ )?(?:step|pass|round|verif\w*|forward|iteration|cycle)"
 _ACCURACY = r"(?: acc(?:uracy)?)?"
 _TOKENS_S = r"tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?"
 _REQUESTS = r"(?: (?:req|requests)/s| rps| qps)?"
@@ -127,17 +128,24 @@ NAMES = {
     "experts": Name(
         "n", r"experts", rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:\w+ )?(?:gpu|rank|device|card|node))"
     ),
-    "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b"),
+    "topk": Name(
+        "n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b|\b{_N} (?:out )?of (?:the )?\d+ (?:routed )?experts\b"
+    ),
     "assignments": Name(
         "n", r"(?:expert |token )?(?:assignments|routings)(?: (?:over|of) all experts| in (?:all|total))?"
     ),
     "layer_tokens": Name(
-        "n", "(?!)", rf"(?i)(?:[x×] |--(?:num-)?tokens[ =]|\ba batch of ){_N}\b|{_N} tokens (?:per|a) step"
+        "n",
+        r"^(?:num |n |batch |total )?tokens",
+        rf"(?i)(?:[x×] |--(?:num-)?tokens[ =]|\ba batch of ){_N}\b|{_N} tokens (?:per|a) step|"
+        rf"{_N} tokens\b(?! per| for each)(?=[^.;]{{0,30}} expert)",
     ),
     "rank_tokens": Name("n", "(?!)", rf"{_N} tokens (?:per|on each) (?:rank|gpu)"),
     "expert_load": Name(
         "n",
-        "(?!)",
+        r"^(?:mean |avg |average )?(?:tokens|rows|toks?)(?: ?/ ?| per )expert",
+        rf"(?:each|every|an) expert (?:gets?|sees|receives|has|computes) (?:about )?{_N} (?:tokens|rows)\b|"
+        rf"(?:so|that is|i\.e\.|=|or|→|tokens[,:]) {_N} (?:tokens |rows )?(?:per|for each) expert|"
         rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert|"
         rf"(?:average|mean) over (?:the|all) \d+ experts (?:is|was|of) {_N} ",
     ),
@@ -211,12 +219,19 @@ NAMES = {
     "drafted": Name(
         "n",
         r"(?:draft|spec(?:ulative)?) len(?:gth)?|(?:num )?(?:speculative|draft(?:ed)?) tokens|gamma|k",
-        rf"(?i){_N} (?:draft|speculative) tokens|\b(?:k|gamma) ?= ?{_N}|draft(?:ing|s|ed)? {_N} tokens",
+        rf"(?i){_N} (?:draft|speculative) tokens|\b(?:k|gamma) ?= ?{_N}|(?:draft|propos)(?:ing|e?s|ed)? {_N} tokens|"
+        rf"{_N} tokens (?:are |were )?(?:drafted|proposed)\b",
     ),
     "accepted_length": Name(
         "n tokens token/item",
         r"accept(?:ed|ance)? len(?:gth)?|accepted(?: tokens)? (?:per|/) (?:step|pass|round)",
         r"(?i)accept(?:ed|ance) length (?:of |is |was |: ?)?(\d+\.\d+)",
+    ),
+    "emitted": Name(
+        "n tokens token/item",
+        rf"(?:tokens|toks?) ?(?:per|/) ?{_PASS}",
+        rf"\b(\d+\.\d+) (?:accepted |emitted |output )?tokens (?:per|a|each|every) {_PASS}\b",
+        most=99,
     ),
     "speed_up": Name("ratio", r"speed ?up"),
     "expected_length": Name("n ratio tokens token/item", r"tokens per (?:target )?(?:pass|step|verif\w*)"),

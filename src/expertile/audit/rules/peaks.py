@@ -31,11 +31,19 @@ _PARTS = {
     "network": r"infiniband|\bib\b|ethernet|gbe\b|network|rdma|\broce|\bnics?\b|inter-?node|\b[hnex]dr\d*\b|"
     r"connectx|^\W*speed: |[gm]bits?/s|\bib_(?:write|read|send)_",
     "xGMI": r"xgmi|infinity fabric",
-    "disk": r"nvme|ssd|\bdisk|storage",
+    "disk": r"nvme|ssd|\bdisk|storage|\bdrive\b|optane",
     "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
 }
 _PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
 _COPIED, _ON_DEVICE = re.compile(r"(?i)h2d|d2h|\bhost|pinned"), re.compile(r"(?i)d2d|device.to.device")
+_READ = re.compile(
+    r"(?i)(?<![a-z])(?:direct[ _-]?io|o_direct|cold|uncached|load(?:s|ed|ing)?|checkpoint|safetensors)(?![a-z])"
+)
+_OF_RAM = re.compile(rf"{_COPIED.pattern}|\bgpu|\bram\b|\bdevice|warm|page cache")
+_SEVERAL = re.compile(  # drives, or the memory of a host
+    r"(?<!no )(?<!not )(?<!without )\b(?:raid|strip(?:e|ing)|md\d|lvm|zfs|drives|ssds|disks|lustre|weka|gpfs|nfs|ceph|"
+    r"beegfs|tmpfs|ram ?disk|/dev/shm)|(?<![\w.])(?:[2-9]|two|three|four|eight) ?[x×]? (?:[\w.-]+ ){0,2}(?:nvme|ssd)"
+)
 # Not what one link or memory carried.
 _OTHER = re.compile(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
@@ -91,6 +99,7 @@ def _part(text: str) -> str:
     """The one part that a text names."""
     found = _parts(text)
     found -= {"memory"} if len(found) == 2 else set()
+    found -= {"PCIe"} if found == {"PCIe", "disk"} else set()  # by which the drive is plugged in
     return found.pop() if len(found) == 1 else ""
 
 
@@ -114,7 +123,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     copied = "PCIe" if "PCIe" in whole and "NVLink" not in whole else _part(row.report.text) if whole else ""
     carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
     linked = _part(row.text) if carried else ""
-    part = _part(own) or linked or _part(f"{row.lead} {row.headings}") or copied or "memory"
+    read = _READ.search(row.text) and not _OF_RAM.search(row.text) and re.search(_PARTS["disk"], row.report.text)
+    part = _part(own) or linked or ("disk" if read else _part(f"{row.lead} {row.headings}")) or copied or "memory"
     return "" if q.kind != "bandwidth" else copied or part if part == "memory" else part
 
 
@@ -182,10 +192,13 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     peaks = [x for d in row.devices for f in part.split("/") for x in (d.peak(f), generous_peak(d, f)) if x]
     if q.kind == "rate" and part and peaks and q.value.lo <= max(peaks):
         return  # the text states another of its peaks: without tensor cores, with the slower accumulation
-    if part in ("disk", "PCIe") and re.search(r"\braid|\bstripe", row.headings):
+    if part in ("disk", "PCIe") and _SEVERAL.search(row.report.text if part == "disk" else row.headings):
         return
     ways = (_ways(own) or _ways(row.text) or _ways(row.lead)) if q.kind == "bandwidth" else 0
     held = [s for s in stated if s.part in (part, "" if q.kind == "rate" else part)]
+    if part == "disk" and not (held or _OF_RAM.search(row.text)):  # what its own link carries, one way
+        plugged = (_link(text, row) for text in row.report.lines if _part(text) == "disk")
+        held, ways = [x for x in plugged if x and x.part == "PCIe"], 1
     if part in _LINKS:
         link = True
         known = (_link(text, row) for text in (own, f"{row.lead} {row.headings} {own}", row.report.text))

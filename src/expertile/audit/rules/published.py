@@ -58,6 +58,7 @@ class Formula:
 
 
 _DROPPED = r"shared expert|(?<!no token )dropp"
+_TREE = r"(?<!no )(?<!not )\btree[ -](?:draft|att|verif|size|depth|width|node|of|with)|(?<!no )draft tree"
 _RESUMED = "resum|ramp|warm-?up batch|epoch|padd"
 _STATISTIC = r"\b(?:p\d+|mean|avg|average|median|max|min|std|total|all)\b"
 FORMULAS = (
@@ -128,7 +129,13 @@ FORMULAS = (
     ),
     Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=_DROPPED),
-    Formula("routing", "expert_load = layer_tokens * topk / experts", sure=ASK, unless=_DROPPED),
+    Formula(
+        "routing",
+        "expert_load = layer_tokens * topk / experts | ceil(layer_tokens * topk / experts) | "
+        "floor(layer_tokens * topk / experts) | ep * layer_tokens * topk / experts | layer_tokens / experts",
+        sure=2,
+        unless=rf"{_DROPPED}|padd|align|capacity|(?:activ\w+|hit|used) experts|experts (?:are )?(?:hit|used)",
+    ),
     Formula(
         "routing",
         "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
@@ -167,7 +174,13 @@ FORMULAS = (
     ),
     Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
     Formula("speculation", "speed_up <= expected_length", sure=ASK, slack=0.03, reach="row"),
-    Formula("speculation", "accepted_length <= drafted + 1", unless="(?<!no )tree[ -](?:draft|att|verif)"),
+    Formula("speculation", "accepted_length <= drafted + 1", unless=_TREE),
+    Formula(  # of one sequence, where there is a draft at all
+        "speculation",
+        "emitted <= drafted + 1",
+        unless=rf"{_TREE}|\A(?!(?s:.*)(?:draft|specul))|medusa|beam|candidates|concurren|"
+        r"(?<!one )(?<!single )\b(?:users|streams)|(?:batch|\bbs)(?!(?:[ _-]size)?(?: of| is|[ :=_-])*(?:1|one)\b)",
+    ),
     Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=ASK, slack=0.02),
     Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=ASK, slack=0.02),
     # Both are sums of the requests' times over the time of the benchmark (sglang, TensorRT-LLM, siege).
