@@ -21,6 +21,7 @@ from expertile.audit.rules import (
     peaks,
     retold,
     sentences,
+    shares,
     solve,
     stated,
     statistics,
@@ -31,7 +32,7 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, peaks.shares, peaks.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
+    *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
     *(tables.slips, solve.rows, known.sharded, known.trimmed, known.periods, amounts.counted, amounts.spent),
     *(solve.of_one, told.ratios, retold.retold, headlines.titles, retold.twins, totals.totals, totals.orders),
     *(statistics.related, lists.lists, statistics.summaries, sentences.pairs, columns.columns, headlines.spoken),

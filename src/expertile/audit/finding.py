@@ -49,6 +49,8 @@ def si(value: float, unit: str) -> str:
     """Four digits with the prefix that reads best: si(4.5e-3, "s") -> "4.5 ms"."""
     if unit == "GPU-hours":
         return f"{round(value / 3600, 1):,.10g} {unit}"
+    if unit == "J" and value >= 3.6e6:
+        return f"{value / 3.6e6:,.5g} kWh"
     scaled = dict.fromkeys(("FLOP/s", "FLOP", "B/s", "B"), "TGMk") | {"s": ("", "m", "µ", "n"), "J": "GMk", "W": "Mk"}
     steps = [(_PREFIX[p], p) for p in (*scaled.get(unit, ""), "")]
     scale, prefix = next(((s, p) for s, p in steps if value >= 0.9995 * s), steps[-1 - (unit == "s")])

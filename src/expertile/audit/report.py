@@ -23,6 +23,7 @@ _COUNTED = re.compile(
     r"(\d+)(?![\d.]|,\d)"
 )
 _SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
+_LONG = re.compile(r"^(?=.{91})(?:.*)[\w%)]{2}\. [A-Z][a-z]+ ")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
     r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|"
@@ -334,8 +335,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
             if whole and not 3 < len(rows) < len(groups[behind, ""]):
                 continue
             others = (g for (b, form), g in groups.items() if not form and b != behind and behind.startswith(b))
-            bare = [r for group in others for r in group]
-            bare = [r for r in bare if r.quantities[0].kind == rows[0].quantities[0].kind]
+            bare = [r for group in others for r in group if r.quantities[0].kind == rows[0].quantities[0].kind]
             if len(rows) + bool(bare) < 3 or len(rows) < 2:
                 continue
             rows = sorted([*rows, *(bare if len(bare) == 1 else ())], key=lambda row: row.line)
@@ -356,8 +356,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     products = {"N", "K"} <= {*header} and "M" not in header
     rows = []
     for at, (number, raw) in enumerate(table.rows):
-        row = Row("table", number, "", [], index)
-        cells = [clean(c) for c in raw]
+        row, cells = Row("table", number, "", [], index), [clean(c) for c in raw]
         measure = re.search(r"[)\]]\s*$|_[a-z]{2,}$", cells[0]) or re.match(r"(?i)metric|measure|quantity|$", header[0])
         by_row = unit_of_name(cells[0]) if measure and not quantities(cells[0], number) else None
         for column, (cell, name) in enumerate(zip(cells, header, strict=True)):
@@ -374,12 +373,12 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
             if size and plain and unit.kind in ("number", "other"):
                 row.own.setdefault(size, float(plain[1].replace(",", "")) * (1024 if plain[2] else 1))  # GPUs, then TP
                 continue
-            where = table.lines[at][column] if table.lines else number
-            found = quantities(cell.strip(), where, unit)
+            found = quantities(cell.strip(), table.lines[at][column] if table.lines else number, unit)
             # "3.2 ms (2.1x)": what stands in brackets is a column of its own, behind the others.
             second = [bool(i) and q.kind == "ratio" and found[0].kind != "ratio" for i, q in enumerate(found)]
-            at_column = [column + len(header) * s for s in second]
-            figures = [replace(q, label=name, column=c) for q, c in zip(found, at_column, strict=True)]
+            figures = [
+                replace(q, label=name, column=column + len(header) * s) for q, s in zip(found, second, strict=True)
+            ]
             if not figures or not is_numeric(re.split(r"[(±]", cell)[0].strip() or "x"):
                 row.label += cell + " " + "accumulator " * bool(re.search(r"(?i)\baccum", name))
             row.quantities += [named(figures[0]), *figures[1:]] if figures else []
@@ -395,9 +394,7 @@ def _lines(index: int, block: Block) -> list[Row]:
     if block.kind != "prose":
         cleaned = [(line.number, clean(line.text)) for line in block.lines]
         if block.kind == "code":  # a paragraph in one line, as in LaTeX
-            long = [len(text) > 90 and bool(re.search(r"[\w%)]{2}\. [A-Z][a-z]+ ", text)) for _, text in cleaned]
-            parts = [SPOKEN.findall(t) if cut else [t] for (_, t), cut in zip(cleaned, long, strict=True)]
-            cleaned = [(n, part) for (n, _), some in zip(cleaned, parts, strict=True) for part in some]
+            cleaned = [(n, part) for n, t in cleaned for part in (SPOKEN.findall(t) if _LONG.search(t) else [t])]
         return [Row("line", n, text, quantities(text, n), index) for n, text in cleaned if text.strip()]
     return [
         Row("line", number(0), text, [replace(q, line=number(q.start)) for q in quantities(text, 0)], index)

@@ -42,6 +42,8 @@ _WHOLE = re.compile(
 _KERNEL = re.compile(r"(?i)in isolation|micro-?benchmark|kernel (?:itself )?(?:is|gets|runs)|the (?:new )?kernel")
 _ONCE = re.compile(r"single run|greedy")
 _OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
+_SIZES = {"humaneval": 164.0, "humaneval+": 164.0, "mbpp": 500.0, "mbpp+": 378.0, "math-500": 500.0}
+_SIZES |= {"gpqadiamond": 198.0}
 _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 
@@ -147,16 +149,18 @@ def counted(report: Report) -> Iterator[Finding]:
         return
     for grid in report.grids:
         for column, name in enumerate(grid.header):
+            name = re.sub(r"\s*\(.*", "", name)
             count = rf"{re.escape(name)}(?: [A-Za-z]+)?(?: (?:has|of|with|of course)| ?[:(=])* ?(\d{{2,3}})\b(?!\.\d|%)"
             of = re.search(count, text) if len(name) > 2 else None
+            n = float(of[1]) if of else _SIZES.get(name.lower().replace(" ", ""), 0.0)
             cells = [q for r in grid.body if (q := r.figure(column)) and q.kind in ("number", "percent")]
-            if not of or len(cells) < 3:
+            if not n or len(cells) < 3:
                 continue
-            odd = [q for q in cells if not _whole(q, float(of[1]))]
+            odd = [q for q in cells if not _whole(q, n)]
             if len(odd) == 1:
                 q = odd[0]
-                solved = (100 if q.kind == "percent" else 1) * q.value.mid * float(of[1]) / 100
-                message = f"{q.text} of {of[1]} is {solved:.4g} solved, the others are whole numbers"
+                solved = (100 if q.kind == "percent" else 1) * q.value.mid * n / 100
+                message = f"{q.text} of {n:.0f} is {solved:.4g} solved, the others are whole numbers"
                 yield finding(QUESTION, "count", f"{message}: of how many is it?", q)
 
 

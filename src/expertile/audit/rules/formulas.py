@@ -126,6 +126,7 @@ def _broken(formula: Formula, sign: str, kept: int, figure: Named, made: _Made) 
     sure = kept >= formula.sure and scope.distance < 2
     for spelled, mark in ((r" \*\* ", "^"), (r" \* ", " × "), (" / ", " ÷ "), (" - ", " − ")):
         shown = re.sub(spelled, mark, shown)
+    shown = re.sub(" [×÷] 10{12}", "", shown)  # TFLOPs and FLOPs
     itself = formula.text.startswith(re.match(r"\w+", formula.text)[0] + " " + sign)  # type: ignore[index]
     value = _shown(of.mid, figure.kind) if itself else f"{of.mid:,.4g}"
     said = figure.text if not itself or _text(figure) == figure.text else f"{figure.text} ({_text(figure)})"

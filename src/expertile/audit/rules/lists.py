@@ -30,6 +30,7 @@ _SHARE = re.compile(
 )
 _CHANGE = re.compile(r"(?i)^(?!.*speed).*(?:\b(?:delta|diff|chang|vs\b|gain\b|saving|reduc|drop\b)|Δ|improve)")
 _PHASES = re.compile(r"(?i)\bbreak-?down|\bphases|\bstages")
+_LIST = re.compile(r"\[((?:\d+, ?){3,}\d+)\]")
 _WHOLE = {"layer", "step", "iteration", "pass", "run", "pipeline", "forward", "e2e", "whole", "full", "time", "latency"}
 
 
@@ -48,9 +49,22 @@ def lists(report: Report) -> Iterator[Finding]:
         for s in held:
             yield from _counted(report, s)
             yield from _shares(report, s)
+    yield from _alike(report)
     for sheet in sheets(report):
         if len(sheet.rows) > 2 and len(sheet.header) < 24:
             yield from _columns(sheet)
+
+
+def _alike(report: Report) -> Iterator[Finding]:
+    """Lists of as many counts each, of which all but one come to the same."""
+    found = [(i, [int(x) for x in m[1].split(",")]) for i, t in enumerate(report.lines, 1) for m in _LIST.finditer(t)]
+    for some in ([x for x in found if len(x[1]) == n] for n in {len(counts) for _, counts in found}):
+        sums = [sum(counts) for _, counts in some]
+        usual = max(sums, key=sums.count)
+        odd = [(line, total) for (line, _), total in zip(some, sums, strict=True) if total != usual]
+        if len(odd) == 1 and len(sums) > 3 and 0 < abs(odd[0][1] - usual) < usual / 2:
+            message = f"this list comes to {odd[0][1]:,}, the {len(sums) - 1} others to {usual:,}: is it of the same?"
+            yield Finding(QUESTION, "total", odd[0][0], f"{odd[0][1]:,}", message, tuple(line for line, _ in some))
 
 
 def _counted(report: Report, s: Series) -> Iterator[Finding]:

@@ -63,7 +63,8 @@ def key_of(text: str) -> str:
         text,
     )
     text = re.sub(r"(?i)(?<=[a-z])/(?=(?:block|thread|sm|row|wave|cta)\b)", " per ", text)
-    return re.sub(r"[\s_.:,()\[\]=-]+", " ", text.lower()).strip(" /")
+    text = re.sub(r"[\s_.:,()\[\]=-]+", " ", text.lower()).strip(" /")
+    return re.sub(r"(?<=\w )(?<!per )(?<!thread )(?:block|warp|thread)$", "", text).strip()  # Nsight's column of units
 
 
 def _plain(digits: str) -> Interval:

@@ -128,12 +128,8 @@ NAMES = {
     "experts": Name(
         "n", r"experts", rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:\w+ )?(?:gpu|rank|device|card|node))"
     ),
-    "topk": Name(
-        "n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b|\b{_N} (?:out )?of (?:the )?\d+ (?:routed )?experts\b"
-    ),
-    "assignments": Name(
-        "n", r"(?:expert |token )?(?:assignments|routings)(?: (?:over|of) all experts| in (?:all|total))?"
-    ),
+    "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b|{_N} of (?:the )?\d+ (?:routed )?experts\b"),
+    "assignments": Name("n", r"(?:assignments|routings)(?: (?:over|of) all experts| in (?:all|total))?"),
     "layer_tokens": Name(
         "n",
         r"^(?:num |n |batch |total )?tokens",
@@ -320,11 +316,7 @@ NAMES = {
         rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2el? |request |response |end to end )?(?:latency|time|e2el)",
         rf"(?i)\b{_MEAN} (?:[\w-]+ )?(?:latency|response time)",
     ),
-    "completed": Name(
-        "n items",
-        r"completed|requests(?: completed| sent)?|"
-        r"transactions(?: actually processed)?",
-    ),
+    "completed": Name("n items", r"completed|requests(?: completed| sent)?|transactions(?: actually processed)?"),
     "window": Name("time", r"window(?: s)?|duration|total time|elapsed(?: time)?|wall(?: time| clock)?"),
     "wer": Name("percent", r"wer(?: percent| pct)?|word error rate"),
     "substitutions": Name("n", r"sub(?:stitution)?s?"),
@@ -351,6 +343,8 @@ NAMES = {
     "gpu_hours": Name("gpu*s", r"gpu hours"),
     "energy": Name("energy", r"energy(?: of the run| consumed| used)?", r"(?i)energy|drew|consum|used"),
     "ran_for": Name("time", r"duration|stopped after|ran for|run ?time|elapsed", r"(?i)stopped after|ran for|lasted"),
+    "it_energy": Name("energy", r"it energy.*", r"(?i)\bIT energy"),
+    "metered": Name("energy", r"(?:facility|metered|building) energy|energy at the .*meter.*", r"(?i)\bmeter\b"),
     "pue": Name("n", r"pue", r"PUE (?:of|=|is|was) ?(\d\.\d+)"),
     "grid_carbon": Name("carbon/energy gCO2/J", r"carbon intensity", r"(?i)per kWh|/ ?kWh"),
     "carbon": Name("carbon", r"(?:total )?(?:emissions|carbon)", r"(?i)CO2"),
@@ -360,8 +354,8 @@ NAMES = {
     "io_bandwidth": Name("bandwidth bytes", r"(?:read |write )?(?:bw|bandwidth|throughput)(?: bytes)?"),
     "sample_rate": Name("items_per_s", r"(?:samples|images|img)(?:/| per )s(?:ec(?:ond)?)?"),
     "mfu": Name("percent", r"mfu"),
-    "gpu_flops": Name("rate n", r"t?flops?(?:/s)?(?: per |/)gpu|(?:achieved|model) t?flops?(?:/s)?"),
-    "peak_flops": Name("rate n", r"peak(?: (?:bf16|fp16|fp8|dense|t?flops?(?:/s)?))*"),
+    "gpu_flops": Name("rate n", r"t?flops?(?:/s)?(?: per |/)gpu|(?:achieved|model) t?flops?(?:/s)?|^achieved"),
+    "peak_flops": Name("rate n", r"(?:dense )?peak(?: (?:bf16|fp16|fp8|dense|t?flops?(?:/s)?))*"),
     "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
     "batch": Name("n", rf"^(?:total |global )?{_BATCH}"),
     "sample_bytes": Name("bytes B/item", r"bytes per sample|sample bytes", r"(?i)per (?:sample|image)|each"),
@@ -376,6 +370,9 @@ NAMES = {
     "miss_share": Name("n percent", r"miss (?:rate|ratio|share|fraction)", most=1.0),
     "accepted": Name("n", r"accepted(?: draft)?(?: tokens)?"),
     "proposed": Name("n", r"(?:drafted|proposed|draft)(?: tokens)?"),
+    "dropped": Name("n", r"(?:\w+ )?dropped"),
+    "kept": Name("n", r"(?:\w+ )?(?:processed|delivered|kept|handled)"),
+    "drop_share": Name("n percent", r"drop(?:ped)?(?: pct| percent| %| rate| share| ratio)"),
     "passed": Name("n", r"passed|succeeded|successful"),
     "failed": Name("n", r"failed|failures"),
     "pass_share": Name("n percent", r"(?:pass|success) (?:rate|ratio|share)", most=1.0),
@@ -386,6 +383,9 @@ NAMES = {
     "measured": Name("rate bandwidth", r"measured|achieved|actual|observed"),
     "roof": Name("rate bandwidth", r"roof(?:line)?|ceiling|bound|attainable"),
     "weights": Name("bytes", r"(?:model )?weights?"),
+    "pool": Name("n", r"pool(?: size)? tokens|kv (?:cache )?(?:size )?tokens|kv cache size"),
+    "token_bytes": Name("bytes n B/token", r"(?:kv )?bytes per token"),
+    "gpu_memory": Name("bytes", r"^(?:gpu |device )?(?:memory|vram)(?: size| capacity| total)?"),
     "peak_bytes": Name("bytes", r"(?:peak|total)(?: memory| mem| vram)?"),
     "mean_error": Name("n", rf"(?:mae|mean abs(?:olute)?){_ERROR}"),
     "square_error": Name("n", r"rmse|(?:rms|root mean square) err(?:or)?"),

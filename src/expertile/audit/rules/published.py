@@ -124,6 +124,7 @@ FORMULAS = (
     # Of a peak with its unit and without.
     Formula("MFU", "mfu = gpu_flops / peak_flops", sure=ASK, slack=0.03, reach="block"),
     Formula("MFU", "mfu = gpu_flops / 1000000000000 / peak_flops", sure=ASK, slack=0.03, reach="block"),
+    Formula("MFU", "mfu = gpu_flops * 1000000000000 / peak_flops", sure=2, slack=0.03, reach="row"),
     Formula(
         "KV cache", "kv_cache = kv_token * kv_tokens * kv_sequences", reach="block", slack=0.03, unless="paged|shared"
     ),
@@ -193,6 +194,7 @@ FORMULAS = (
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "resident_blocks <= floor(65536 / (ceil(registers / 8) * 8 * block_threads))"),
     Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
+    Formula("occupancy", "occupancy <= limit_registers * ceil(block_threads / 32) / warps_per_sm", slack=0.02),
     Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="block"),
     Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),
     Formula("occupancy", "resident_blocks <= floor(warps_per_sm * 32 / block_threads)", reach="row"),
@@ -226,11 +228,13 @@ FORMULAS = (
     ),
     Formula("ratio", "miss_share = misses / (hits + misses) | misses / lookups", reach="block"),
     Formula("ratio", "acceptance = accepted / proposed", reach="block"),
+    Formula("ratio", "drop_share = dropped / (dropped + kept)", reach="block"),
     Formula("ratio", "pass_share = passed / (passed + failed)", reach="block"),
     Formula("order", "top_1 <= top_5", reach="block"),
     Formula("order", "goodput <= served", reach="row"),
     Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
     Formula("order", "weights <= peak_bytes", sure=ASK, slack=0, reach="row"),
+    Formula("memory", "pool <= (gpu_memory - weights) / token_bytes", sure=ASK, slack=0.03, unless=r"\btp[ =:]*[2-9]"),
     Formula("order", "mean_error <= square_error", reach="block"),
     Formula("order", "square_error <= most_error", reach="block"),
     Formula("order", "mean_error <= most_error", reach="block"),
@@ -262,6 +266,7 @@ FORMULAS = (
         sure=ASK,
         slack=0.03,
     ),
+    Formula("energy", "metered = it_energy * pue", sure=ASK, slack=0.02),
     Formula("energy", "energy = gpu_hours * gpu_power", slack=0.03, unless="pue|cool|host|node power"),
     Formula(
         "carbon",

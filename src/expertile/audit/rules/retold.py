@@ -44,7 +44,9 @@ _MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? a
 _SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 _ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
-_OVER = re.compile(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s)\b")
+_OVER = re.compile(
+    r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|un-?weighted|the \w+ \w+s above)\b"
+)
 
 
 def retold(report: Report) -> Iterator[Finding]:
@@ -328,7 +330,7 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
     for g, held in columns if mean else ():
         by_shares = [(m, held) for m in weighted(g.body, held)]
         plain = re.search(r"(?i)\b(?:plain|simple|arithmetic|un-?weighted)\b", row.text)
-        made = by_shares if by_shares and _whole(g) and not plain else [*made, *by_shares]
+        made = made if plain else by_shares if by_shares and _whole(g) else [*made, *by_shares]
     m, held = min(made, key=lambda each: abs(each[0].mid / q.value.mid - 1))
     least = max(x.value.mid for x in held) if total else 0.0
     if 0.6 < m.mid / q.value.mid < 1.8 and q.value.mid > least and not any(q.value.meets(x, 0.013) for x, _ in made):

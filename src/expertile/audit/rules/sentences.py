@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import Interval
+from expertile.audit.interval import NUMBER, Interval, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.records import series, sheets
 from expertile.audit.report import Report, Row
@@ -55,6 +55,10 @@ _SAME = re.compile(
 # What is off where a unit was mistaken: bits for bytes, a binary prefix for a decimal one, the wrong way round.
 _STEPS = [8.0, 1000.0, 1e6, *(1.024**k for k in (2, 3, 4, 6, 8)), 1024.0]
 _BITS = re.compile(r"\d ?[KMGT](?:b|bit)(?:/s|ps|it)?\b")
+_RISE = re.compile(  # "46 % -> 58 % (12 % more work)"
+    rf"({NUMBER}) ?% ?(?:->|→|to) ?({NUMBER}) ?%(?: \w+)?\W+(?:[^()%.;\d]{{0,40}} )?({NUMBER}) ?% "
+    r"(?:more|less|fewer|higher|lower|better|faster|increase|decrease)\b"
+)
 _BINARY = re.compile(r"\d ?[KMGT]iB\b")
 # Two figures of which the report states the quotient elsewhere: what it lasted, cost, moved.
 _PARTNERS = {("time", "tokens"): ("tokens_per_s", 1e8, 600.0), ("time", "energy"): ("power", 0.0, 60.0)}
@@ -207,6 +211,7 @@ def pairs(report: Report) -> Iterator[Finding]:
     """Figures of which one follows from another: in another unit, at a rate stated elsewhere, so many of so much."""
     for row in report.lines_of_text:
         yield from _same(row)
+        yield from _points(row)
         yield from _partnered(row)
     yield from _relabelled(report)
     yield from _each_stage(report)
@@ -219,8 +224,22 @@ def _same(row: Row) -> Iterator[Finding]:
         between = row.text[a.end : b.start]
         same = a.kind == b.kind and a.kind in ("bandwidth", "bytes", "time") and _SAME.search(between)
         product = re.search(r"[×x*·/+−-] ?$", row.text[: a.start])  # "1000 batches x 261.4 ms = 261.4 s"
-        if same and a.exact and b.exact and not product:
+        pair = {bool(_BINARY.search(q.text)) for q in (a, b)} == {True, False} and row.text[b.end : b.end + 1] == ")"
+        if pair and between.strip() == "(" and a.kind == b.kind and not a.value.meets(b.value, 0.015):
+            message = f"{a.text} is {si(a.value.mid, UNIT_OF.get(a.kind, ''))}, not {b.text}: which is it?"
+            yield finding(INCONSISTENT if a.kind == "bandwidth" else QUESTION, "conversion", message, b, a)
+        elif same and a.exact and b.exact and not product:
             yield from _converted(a, b, INCONSISTENT if "(" not in between else QUESTION)
+
+
+def _points(row: Row) -> Iterator[Finding]:
+    """ "46 % -> 58 %, 12 % more": percentage points as per cent."""
+    for m in _RISE.finditer(row.text):
+        a, b, c = (printed(m[i]).mid for i in (1, 2, 3))
+        at = next((q for q in row.of("percent") if q.start == m.start(3)), None)
+        if at and abs(abs(b - a) - c) < 0.06 and abs(abs(b / a - 1) - c / 100) > 0.01:
+            message = f"from {m[1]} to {m[2]} % is {100 * abs(b / a - 1):.3g} %, not {at.text}: are points meant?"
+            yield finding(QUESTION, "percent", message, at)
 
 
 def _converted(a: Quantity, b: Quantity, verdict: str) -> Iterator[Finding]:
