@@ -252,9 +252,7 @@ class Report:
             row.report = self
         self.text = text.lower()
         self.sparse = bool(_SPARSE.search(self.text))
-        self.everything = facts(
-            given + "\n" + clean(_TAG.sub(" ", _LATER.sub("", text)))
-        )  # what the whole report states
+        self.everything = facts(given + "\n" + clean(_TAG.sub(" ", _LATER.sub("", text))))  # of the whole report
         self.facts = [block_facts(block) for block in self.blocks]
 
     def _grid(self, index: int, table: Table) -> None:
