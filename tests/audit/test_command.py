@@ -64,10 +64,13 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path, capsys):
     report.write_text("1 ms")
     nothing = tmp_path / "nothing.jsonl"
     nothing.touch()
+    noise = tmp_path / "noise.bin"
+    noise.write_bytes(bytes(range(128, 256)) + b"1 ms")
     for arguments, named in (
         ([str(tmp_path / "none.md")], "none.md: No such file or directory"),
         ([str(tmp_path)], f"{tmp_path.name}: Is a directory"),
         ([sys.executable], f"{sys.executable}: expected text, got bytes that are none"),
+        ([str(noise)], "noise.bin: expected text, got bytes that are none"),
         ([str(nothing)], "nothing.jsonl: expected JSON, got something else: no value"),
         ([str(report), "--out", str(tmp_path / "none" / "b.md")], "b.md: No such file or directory"),
     ):

@@ -49,7 +49,7 @@ def _audit(name: str, **setup: str) -> Audit:
     standard = name == "-"
     data = sys.stdin.buffer.read() if standard else Path(name).read_bytes()
     text = data.decode("utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8", errors="replace")
-    if "\0" in text:
+    if "\0" in text or text.count("\ufffd") > 0.2 * len(text):
         raise ValueError(f"{'standard input' if standard else name}: expected text, got bytes that are none")
     return audit_text(text, "" if standard else name, **setup)
 

@@ -34,7 +34,7 @@ def verdict(audit: Audit) -> str:
         return "no figure with a unit was found"
     claims = f"{bad} claim{'s' * (bad != 1)} contradict{'s' * (bad == 1)} arithmetic or the hardware"
     more = f"; {asked} question{'s' * (asked != 1)}" if asked else ""
-    return f"{claims if bad else 'nothing contradicts'}{more} ({audit.figures} figures read)"
+    return f"{claims if bad else 'nothing contradicts'}{more} ({audit.figures} figure{'s' * (audit.figures != 1)} read)"
 
 
 def _lines_of(f: Finding) -> str:
