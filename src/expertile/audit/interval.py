@@ -82,6 +82,9 @@ def odd_ones(
         agree = sum(f.meets(candidate, fit) for f in tight)
         if agree > fits:
             fits, common, value = agree, common_here, candidate
+    for u in usual:  # to the last digit in all rows but one
+        if len(tight) > 3 and sum(f.meets(u, 0.001) for f in tight) == len(tight) - 1:
+            fits, common, value = len(tight) - 1, True, u
     odd = [i for i, f in held if not f.meets(value, ODD)]
     enough = fits >= (2 if common else 3) and fits >= 0.65 * len(held)
     alone = common and fits == 1 and len(held) == 2 and len(odd) == 1

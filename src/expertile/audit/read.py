@@ -108,7 +108,9 @@ def _markdown(lines: list[Line]) -> list[Block]:
     while i < len(tokens):
         token = tokens[i]
         here = lines[slice(*(token.map or (0, 0)))]
-        if token.type == "heading_open":
+        if token.type == "heading_open" and token.markup in "=-" and len(here) > 3:
+            blocks.extend(split_code(here[:-1]))  # the output of a tool, above a drawn rule
+        elif token.type == "heading_open":
             blocks.append(Block("heading", [Line(here[0].number, tokens[i + 1].content)], level=int(token.tag[1])))
         elif token.type in ("fence", "code_block"):
             closed = here[-1].text.strip(" >").startswith(("```", "~~~"))

@@ -334,4 +334,4 @@ def _generated(row: Row) -> Iterator[Demand]:
         most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
         if rate.mid < 12 * count * (most or memory_of(row)):  # else it is of something else
-            yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.1, most=most, lines=w.lines)
+            yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.05, most=most, lines=w.lines)

@@ -234,7 +234,7 @@ NAMES = {
     # what a GPU does
     "registers": Name("n", r"(?<!limit )reg(?:ister)?s?(?: per thread)?", rf"{_N} reg(?:ister)?s\b"),
     "block_threads": Name(
-        "n", r"(?:thread )?block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024
+        "n", r"block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024, 32
     ),
     "block_smem": Name("bytes other", "(?!)", r"(?i)(?:shared memory|smem)[^.;]*\b(?:per|each|a) (?:cta|block)\b"),
     "resident_blocks": Name(
@@ -299,7 +299,7 @@ NAMES = {
     "rtf": Name("n ratio", r"rtf|real ?time factor"),
     "audio": Name("time", r"audio(?: duration| length| s)?"),
     "processing": Name("time", r"(?:processing|inference|decod\w+|wall)(?: time)?(?: s)?"),
-    # how often, how many, how good
+    "hpl_time": Name("n time", r"^time"),
     "clients": Name(
         "n",
         r"clients|users|connections|concurrency",
@@ -330,7 +330,7 @@ NAMES = {
     "wave_blocks": Name("n", r"blocks per wave"),
     "all_waves": Name("n", r"waves(?: in total)?"),
     "rpeak": Name("rate", r"r ?peak|theoretical(?: peak| rate| performance)?"),
-    "rmax": Name("rate", r"r ?max|achieved(?: rate| performance)?"),
+    "rmax": Name("rate", r"r ?max|gflops|achieved(?: rate| performance)?"),
     "efficiency": Name("percent", r"efficiency"),
     # cost
     "mean_power": Name(

@@ -257,6 +257,12 @@ FORMULAS = (
         unless="persistent|grid.stride",
     ),
     Formula("waves", "all_waves = launched_blocks / wave_blocks", slack=0.02, reach="block"),
+    Formula(
+        "HPL",
+        "rmax = (gemm_n ** 3 * 2 / 3 + gemm_n ** 2 * 3 / 2) / hpl_time",
+        reach="row",
+        unless=r"\A(?!(?s:.*)(?:hpl|linpack))",
+    ),
     Formula("share of peak", "efficiency = rmax / rpeak", slack=0.01, reach="block", unless="scaling|parallel eff"),
     # Energy and carbon.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
