@@ -332,7 +332,6 @@ NAMES = {
     "rpeak": Name("rate", r"r ?peak|theoretical(?: peak| rate| performance)?"),
     "rmax": Name("rate", r"r ?max|gflops|achieved(?: rate| performance)?"),
     "efficiency": Name("percent", r"efficiency"),
-    # cost
     "mean_power": Name(
         "power",
         rf"{_MEAN} (?:gpu |board )?(?:power|draw)(?: draw)?|power draw average",
@@ -384,8 +383,9 @@ NAMES = {
     "roof": Name("rate bandwidth", r"roof(?:line)?|ceiling|bound|attainable"),
     "weights": Name("bytes", r"(?:model )?weights?"),
     "pool": Name("n", r"pool(?: size)? tokens|kv (?:cache )?(?:size )?tokens|kv cache size"),
-    "token_bytes": Name("bytes n B/token", r"(?:kv )?bytes per token"),
-    "gpu_memory": Name("bytes", r"^(?:gpu |device )?(?:memory|vram)(?: size| capacity| total)?"),
+    "kv_memory": Name("bytes", r"(?:available )?kv cache memory|memory for (?:the )?kv cache"),
+    "kv_heads": Name("n", r"(?:num )?(?:kv|key value) heads", rf"(?i){_N} KV[ -]heads"),
+    "head_dim": Name("n", r"head (?:dim|size)", rf"(?i)head[ _-](?:dim(?:ension)?|size)(?: of|:| =)? {_N}"),
     "peak_bytes": Name("bytes", r"(?:peak|total)(?: memory| mem| vram)?"),
     "mean_error": Name("n", rf"(?:mae|mean abs(?:olute)?){_ERROR}"),
     "square_error": Name("n", r"rmse|(?:rms|root mean square) err(?:or)?"),

@@ -234,7 +234,14 @@ FORMULAS = (
     Formula("order", "goodput <= served", reach="row"),
     Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
     Formula("order", "weights <= peak_bytes", sure=ASK, slack=0, reach="row"),
-    Formula("memory", "pool <= (gpu_memory - weights) / token_bytes", sure=ASK, slack=0.03, unless=r"\btp[ =:]*[2-9]"),
+    Formula(  # 16 bits, 8 bits, heads shared by the GPUs
+        "KV cache",
+        "pool = kv_memory / (layers * kv_heads * head_dim * 4) | kv_memory / (layers * kv_heads * head_dim * 2) | "
+        "kv_memory * tp / (layers * kv_heads * head_dim * 4)",
+        sure=ASK,
+        slack=0.02,
+        unless=r"sliding|hybrid|\bmla\b",
+    ),
     Formula("order", "mean_error <= square_error", reach="block"),
     Formula("order", "square_error <= most_error", reach="block"),
     Formula("order", "mean_error <= most_error", reach="block"),
