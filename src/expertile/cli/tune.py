@@ -13,7 +13,7 @@ from expertile.cli.output import check_folder, print_json
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
 from expertile.lab.bench.tune import tune as run_tune
-from expertile.lab.bench.tune_verify import AUTO, left_out, summary, verdicts, verify
+from expertile.lab.bench.tune_verify import left_out, summary, verdicts, verify
 from expertile.lab.race.record import read, results_path
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.relatives import table_for
@@ -79,8 +79,8 @@ def tune(
     if verify_count:
         path = fresh("auto")
         found = verify(verify_count, path, minutes, resume=resume, seed=seed, backends=chosen, say=say)
-        said = [line for name in (AUTO, MEASURE) if (of := verdicts(found, name)) for line in summary(of, name)]
-        conclude(said or summary([]), path, records=path)
+        raced = verdicts(found, MEASURE)
+        conclude([*summary(verdicts(found)), *(summary(raced, MEASURE) if raced else [])], path, records=path)
         return
     if from_records:
         records = [record for path in from_records for record in read(path)]

@@ -9,7 +9,6 @@ disk. (Events around single calls took the wrong one of products of 5 to 30 µs:
 import statistics
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -48,7 +47,7 @@ def winner(
     samplers: dict[P, Sampler] = {}
     if len(able) > 1:
         with quick_collections():  # one before each graph
-            prepared = {c: _prepared(c, partial(_on_set, run, c, inputs), len(inputs), timer) for c in able}
+            prepared = {c: _prepared(c, inputs, run, timer) for c in able}
         samplers = {c: sampler for c, sampler in prepared.items() if sampler is not None}
     for rounds in (_SCREEN, _FINAL):
         if len(samplers) < 2:
@@ -66,13 +65,9 @@ def winner(
     return _winners[key]
 
 
-def _on_set(run: Callable[[P, S], object], candidate: P, inputs: Sequence[S], i: int) -> object:
-    return run(candidate, inputs[i])
-
-
-def _prepared(candidate: P, call: Callable[[int], object], count: int, timer: Timer) -> Sampler | None:
+def _prepared(candidate: P, inputs: Sequence[S], run: Callable[[P, S], object], timer: Timer) -> Sampler | None:
     try:
-        return timer.prepare(call, count)
+        return timer.prepare(lambda i: run(candidate, inputs[i]), len(inputs))
     except Exception as error:  # Triton's errors have no common base with CUDA's
         warnings.warn(f"backend='measure' leaves out {candidate}: {error}", stacklevel=4)
         return None

@@ -152,6 +152,5 @@ def spent(report: Report) -> Iterator[Finding]:
         near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
         said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
         if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
-            made_of = f"{near.mid / 3.6e6:.5g} kWh" if q.kind == "energy" else si(near.mid, UNIT_OF[q.kind])
-            message = f"the times, prices and powers stated make {made_of}, not {q.text}"
+            message = f"the times, prices and powers stated make {si(near.mid, UNIT_OF[q.kind])}, not {q.text}"
             yield finding(QUESTION, "cost", f"{message}: of which run is it?", q)

@@ -49,13 +49,13 @@ def lists(report: Report) -> Iterator[Finding]:
         for s in held:
             yield from _counted(report, s)
             yield from _shares(report, s)
-    yield from _alike(report)
+    yield from _of_one_sum(report)
     for sheet in sheets(report):
         if len(sheet.rows) > 2 and len(sheet.header) < 24:
             yield from _columns(sheet)
 
 
-def _alike(report: Report) -> Iterator[Finding]:
+def _of_one_sum(report: Report) -> Iterator[Finding]:
     """Lists of as many counts each, of which all but one come to the same."""
     found = [(i, [int(x) for x in m[1].split(",")]) for i, t in enumerate(report.lines, 1) for m in _LIST.finditer(t)]
     for some in ([x for x in found if len(x[1]) == n] for n in {len(counts) for _, counts in found}):

@@ -253,9 +253,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     slack = slack if quotient else 0.015 if digits else 0.15 if best.free else max(slack, least)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     # A rate named as its time is ("ours (us)", "ours (TFLOP/s)") is of no other time.
-    named = [{*re.findall(r"[a-z]{3,}", text.lower())} for text in (grid.header[index], best.name)]
-    own = named[0] & named[1] if not quotient else set()
-    rivals = [m for m in rivals if not own or own & {*re.findall(r"[a-z]{3,}", m.name.lower())}]
+    own = set() if quotient else _named(grid.header[index]) & _named(best.name)
+    rivals = [m for m in rivals if not own or own & _named(m.name)]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
     # Below another baseline rows are of that.
     if len(odd) > 1 and any(all(r in m.cells and m.fits(r, targets[r], 0.0) for r in odd) for m in made):
@@ -278,6 +277,10 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
             message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
             yield finding(QUESTION, "mean of ratios", message, s)
+
+
+def _named(text: str) -> set[str]:
+    return {*re.findall(r"[a-z]{3,}", text.lower())}
 
 
 def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Finding]:
