@@ -227,14 +227,23 @@ def test_a_gate_put_on_one_module_is_respected():
     assert integration.fused_gate(experts) is None
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "own"])
-def test_compiled_without_a_break(name):
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "own"])
+def test_compiled_into_the_operators_of_eager_calls(name):
     experts = make_experts(transposed=True, biased=True) if name == "own" else experts_of(make_model(name))
     experts.config._experts_implementation = "expertile"
-    width = experts.down_proj.shape[-1]
+    width = experts.down_proj.shape[1 if name == "qwen3_moe" else -1]
     x, ids, weights = torch.randn(6, width), torch.randint(4, (6, 2)), torch.rand(6, 2)
-    compiled = torch.compile(experts, backend="eager", fullgraph=True)
+    called = []
+
+    def backend(graph, _):
+        called.extend(str(n.target) for n in graph.graph.nodes if "expertile" in str(n.target))
+        return graph
+
+    compiled = torch.compile(experts, backend=backend, fullgraph=True)
     assert_close(compiled(x, ids, weights), experts(x, ids, weights))
+    composed = ["moe_permutation", "gathered_mm", "grouped_mm", "combine"]
+    expected = composed if integration.fused_gate(experts) is None else ["moe_mlp"]
+    assert called == [f"expertile.{name}.default" for name in expected]
 
 
 def test_under_autocast():
@@ -278,6 +287,8 @@ def test_fp8_experts():
     assert_close(out, expected, 0.08)  # activations rounded to e4m3, twice
     (found,) = torch.autograd.grad(out.sum(), x)
     assert_close(found, torch.autograd.grad(expected.sum(), x)[0], 0.08)
+    compiled = torch.compile(experts, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x, ids, weights), out)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,19 @@ def test_operators():
     torch.library.opcheck(torch.ops.expertile.moe_mlp, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_weights_stored_by_columns_are_too(compiled):
+    ids, operands = make(biased=True)
+    run = torch.compile(moe_mlp, fullgraph=True, backend="aot_eager") if compiled else moe_mlp
+    stored = {"gate_up": operands["gate_up"].mT.contiguous().mT, "down": operands["down"].mT.contiguous().mT}
+    assert_right(ids, operands | stored, function=run)
+    leaves = [w.requires_grad_() for w in stored.values()]
+    x, _, _, weights, *biases = operands.values()
+    out = run(x, *leaves, ids, weights, gate_up_bias=biases[0], down_bias=biases[1])
+    for grad, leaf in zip(torch.autograd.grad(out.square().sum(), leaves), leaves, strict=True):
+        assert grad.stride() == leaf.stride()
+
+
 def test_compiles_whole():
     compiled = torch.compile(moe_mlp, fullgraph=True, dynamic=True)
     for tokens in (6, 11):

@@ -180,6 +180,10 @@ def _name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
+# Asked of Python while a compiler traces: Dynamo takes a function's __module__ for a descriptor (torch 2.11 to 2.13).
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def experts_forward(
     self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, lora: Lora | None = None
 ) -> Tensor:

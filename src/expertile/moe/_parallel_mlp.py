@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expertile.moe._passes import activation_gradients, bias_products, products, weighted_sums
+from expertile.moe._passes import activation_gradients, bias_products, products, weight_gradient, weighted_sums
 from expertile.moe.dispatch import Incoming, own_slots, starts
 from expertile.moe.exchange import Exchange, Step
 from expertile.moe.expert_weights import Experts
 from expertile.moe.experts import experts_mlp
 from expertile.moe.permute import Permutation
-from expertile.ops.gathered_mm.api import gathered_wgrad
 from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import bias_gradient
@@ -164,9 +163,9 @@ def _backward(
     del dx_rows
     rows_coming = exchange.send(what, sums, splits.rows_to, splits.rows_from)
     # The weights' gradients are computed while those of the tokens travel.
-    ddown = gathered_wgrad(*of_dy, act_w, offs) if needs[3] else None
+    ddown = weight_gradient(down, of_dy, (act_w, None), offs) if needs[3] else None
     del of_dy, act_w
-    dgate_up = gathered_wgrad(dpre, rows, received, offs, gather_b=True) if needs[2] else None
+    dgate_up = weight_gradient(gate_up, (dpre, None), (received, rows), offs) if needs[2] else None
     dgate_up_bias = None
     if experts.gate_up_bias is not None and needs[4]:
         dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, experts.gate_up_bias)

@@ -11,7 +11,7 @@ from expertile.ops.gathered_mm.combine import combine
 from expertile.ops.gathered_mm.pointwise import ordered
 from expertile.ops.gathered_mm.run import copies_rows
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.grouped_mm.autograd import bias_gradient
+from expertile.ops.grouped_mm.autograd import bias_gradient, by_columns
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -82,12 +82,12 @@ def gradients(
         dy, down, order, topk_weights, pre, form, needs[2], overwrite_pre
     )
     if needs[2]:
-        ddown = gathered_wgrad(*of_dy, act_w, offs)
+        ddown = weight_gradient(down, of_dy, (act_w, None), offs)
     del act_w, of_dy
     if needs[0]:
         dx = combine(grouped_mm(dpre, gate_up, offs=offs, batch_invariant=invariant), order.positions)
     if needs[1]:
-        dgate_up = gathered_wgrad(dpre, rows, x, offs, gather_b=True)
+        dgate_up = weight_gradient(gate_up, (dpre, None), (x, rows), offs)
     if needs[4]:
         dgate_up_bias = bias_gradient(grouped_mm, dpre, offs, x)
     if needs[5]:
@@ -95,6 +95,16 @@ def gradients(
     if needs[3] and down_bias is not None:
         dweights = dweights + bias_products(dy, down_bias, topk_ids, order, invariant)
     return dx, dgate_up, ddown, dweights if needs[3] else None, dgate_up_bias, ddown_bias
+
+
+def weight_gradient(weight: _T, of_out: tuple[_T, _Maybe], of_in: tuple[_T, _Maybe], offs: _T) -> _T:
+    """The gradient of `weight` [E, N, K], stored as that is, from gradients [·, N] of the product's result and its
+    operand [·, K]; beside each the rows that gather it, or None: it is in expert order."""
+    transposed = by_columns(weight)
+    (first, first_rows), (second, rows) = (of_in, of_out) if transposed else (of_out, of_in)
+    gather_b = rows is not None
+    grad = gathered_wgrad(first, rows if gather_b else first_rows, second, offs, gather_b=gather_b)
+    return grad.transpose(1, 2) if transposed else grad
 
 
 def weighted_sums(dy: _T, topk_weights: _T, order: Permutation) -> _T:

@@ -36,6 +36,7 @@ from expertile.moe.permute import check_ids, permutation
 from expertile.ops.gathered_mm.activation import activate, split
 from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.grouped_mm.api import grouped_mm
+from expertile.ops.grouped_mm.autograd import by_columns
 from expertile.ops.launch.device import wide, wide_dtype
 from expertile.ops.torch_op import define, gradients_of, graph_is_kept, traced
 
@@ -111,7 +112,11 @@ def _fake_backward(dy: _T, x: _T, gate_up: _T, down: _T, topk_weights: _T, *rest
     shapes = (tuple(x.shape), (e, two_i, h), (e, h, two_i // 2), tuple(topk_weights.shape), (e, two_i), (e, h))
     dtypes = (x.dtype, x.dtype, x.dtype, torch.float32, x.dtype, x.dtype)
     each = zip(shapes, dtypes, rest[-1], strict=True)
-    return tuple(x.new_empty(s, dtype=d) if n else x.new_empty(0) for s, d, n in each)
+    grads = [x.new_empty(s, dtype=d) if n else x.new_empty(0) for s, d, n in each]
+    for i, weight in ((1, gate_up), (2, down)):
+        if grads[i].dim() == 3 and by_columns(weight):
+            grads[i] = grads[i].view(e, *weight.mT.shape[1:]).mT
+    return tuple(grads)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[_T, ...]) -> None:

@@ -153,6 +153,16 @@ def test_dpre_takes_pre_only_where_it_may():
     assert torch.equal(compiled(pre)[0], want[0]) and torch.equal(pre, before)
 
 
+@pytest.mark.parametrize("gathered", [True, False])
+def test_gradients_of_weights_stored_by_columns_are_too(gathered):
+    x, b, rows, offs, _ = operands(past=0)
+    x, rows = (x, rows) if gathered else (x[rows.long()], None)
+    by_rows, by_columns = b.clone().requires_grad_(), b.mT.contiguous().mT.requires_grad_()
+    want, got = (torch.autograd.grad(gathered_mm(x, w, rows, offs).square().sum(), w)[0] for w in (by_rows, by_columns))
+    torch.testing.assert_close(got, want)
+    assert got.stride() == by_columns.stride() and want.stride() == by_rows.stride()
+
+
 def test_compiled_gradients():
     x, b, rows, offs, _ = operands(past=0)
     x, b = x.requires_grad_(), b.requires_grad_()

@@ -54,6 +54,19 @@ def test_gradients_follow_the_reference(layout, with_bias):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layout", ["ragged_m", "batched"])
+def test_gradients_of_weights_are_stored_as_the_weights_are(layout, compiled):
+    a, b, offs = operands(layout, torch.float32)
+    run = torch.compile(xt.grouped_mm, fullgraph=True, backend="aot_eager") if compiled else xt.grouped_mm
+    (want,) = torch.autograd.grad(reference(a, b, offs, None, torch.float64).square().sum(), b)
+    by_rows, by_columns = b.detach().contiguous(), b.detach().mT.contiguous().mT
+    for weights in (by_rows.requires_grad_(), by_columns.requires_grad_()):
+        (db,) = torch.autograd.grad(run(a.detach(), weights, offs=offs).square().sum(), weights)
+        torch.testing.assert_close(db, want, rtol=1e-4, atol=1e-4)
+        assert db.stride() == weights.stride()
+
+
 @pytest.mark.parametrize("layout", ["ragged_m", "ragged_k", "ragged_n"])
 def test_rows_past_the_end_get_zero_gradient(layout):
     a, b, offs = operands(layout, torch.float32, past=3)

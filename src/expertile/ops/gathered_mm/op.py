@@ -19,7 +19,7 @@ from expertile.ops.gathered_mm.problem import Product
 from expertile.ops.gathered_mm.run import compute, gated_backward, wgrad
 from expertile.ops.gathered_mm.sum_rows import sum_rows
 from expertile.ops.grouped_mm.api import grouped_mm, plain_product
-from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
+from expertile.ops.grouped_mm.autograd import bias_gradient, by_columns, laid_out
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ops.torch_op import define, differentiable_eagerly, gradients_of
 
@@ -101,7 +101,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if needs[0]:
         dx = plain_product(grad, b.transpose(-2, -1), offs=offs)
         dx = zero_tail(dx, offs, 0) if rows is None else sum_rows(dx, rows, offs, x.shape[0])
-    if needs[1]:
+    if needs[1] and by_columns(b):
+        db = call_wgrad(grad, rows, x, offs, True, ctx.backend).transpose(1, 2)
+    elif needs[1]:
         db = call_wgrad(x, rows, grad, offs, False, ctx.backend)
     if needs[4] and bias is not None:
         dbias = bias_gradient(plain_product, grad, offs, bias)

@@ -46,13 +46,21 @@ def gradients(
         if offs is not None and a.dim() == 2:
             # Which dimension of a is ragged: its rows beside 3-D weights, its columns in a 2-D by 2-D product.
             da = zero_tail(da, offs, dim=0 if b.dim() == 3 else 1)
-    if needs[1]:
+    if needs[1] and by_columns(b):
+        db = over_rows(grad.transpose(-2, -1), a, offs=offs, out_dtype=b.dtype).transpose(-2, -1)
+    elif needs[1]:
         db = over_rows(a.transpose(-2, -1), grad, offs=offs, out_dtype=b.dtype)
         if offs is not None and b.dim() == 2:
             db = zero_tail(db, offs, dim=1 if a.dim() == 3 else 0)
     if needs[2] and bias is not None:
         dbias = bias_gradient(over_rows, grad, offs, bias)
     return da, db, dbias
+
+
+def by_columns(weights: torch.Tensor) -> bool:
+    """Whether each matrix of [G, K, N] is stored column by column, as nn.Linear's transposed weight is. Its gradient is
+    made so too: autograd would copy another into that order, which takes as long as half the product."""
+    return weights.dim() == 3 and weights.stride(1) == 1 and weights.stride(2) != 1
 
 
 def laid_out(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
