@@ -16,6 +16,7 @@ from expertile.audit.rules import (
     formulas,
     headlines,
     known,
+    laws,
     limits,
     lists,
     peaks,
@@ -32,13 +33,46 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
+    *(
+        limits.above,
+        shares.shares,
+        shares.sparse_peaks,
+        shares.sheet_column,
+        peaks.limits,
+        tables.columns,
+        tables.proportions,
+        laws.laws,
+    ),
     *(tables.slips, solve.rows, known.sharded, known.trimmed, known.periods, amounts.counted, amounts.spent),
     *(solve.of_one, told.ratios, retold.retold, headlines.titles, retold.twins, totals.totals, totals.orders),
-    *(statistics.related, lists.lists, statistics.summaries, sentences.pairs, columns.columns, headlines.spoken),
-    *(sentences.sentences, clock.clocks, stated.stated, equations.equations, formulas.formulas, capacity.held),
+    *(
+        statistics.related,
+        lists.lists,
+        statistics.summaries,
+        sentences.pairs,
+        columns.columns,
+        columns.means,
+        headlines.spoken,
+    ),
+    *(
+        sentences.sentences,
+        clock.clocks,
+        stated.stated,
+        equations.equations,
+        formulas.formulas,
+        capacity.held,
+        capacity.weights,
+    ),
     *(capacity.ports, capacity.shared, capacity.sped_up, known.convolved, known.tensors, capacity.counted),
-    *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks, claims.fits),
+    *(
+        claims.compression,
+        claims.equal_work,
+        claims.unequal_work,
+        claims.unequal_runs,
+        claims.ranges,
+        claims.failed_checks,
+        claims.fits,
+    ),
     *(claims.used, claims.attention_share, totals.shared),
 )
 _HEDGED = re.compile(

@@ -141,6 +141,9 @@ class Quantity:
         return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
+_THOUSAND = re.compile(r"(?<=\d) thousand (?=(?:\w+ )?tokens?\b)")
+
+
 @lru_cache(maxsize=20000)
 def clean(text: str) -> str:
     """`text` without Markdown's and LaTeX's marks, the terms of Chinese reports in English."""
@@ -148,6 +151,7 @@ def clean(text: str) -> str:
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
     text = _ONE_OF.sub("1.00 ", text)
+    text = _THOUSAND.sub("k ", text) if " thousand " in text else text
     text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
     text = _PERCENTILE.sub(lambda m: f"p{m['a'] or format(float(m['b']), 'g')}", text) if "ercentile" in text else text
     text = _SECONDS_EACH.sub(r" \1s", text) if "±" in text else text

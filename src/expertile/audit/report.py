@@ -348,7 +348,7 @@ def _alike(lines: list[Row]) -> Iterator[Grid]:
 def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
     """A table's rows and its header."""
     header = tuple(re.sub(r"(?<=[a-z]{3})[A-Z][a-z]+", lambda m: f" {m[0].lower()}", clean(h)) for h in table.header)
-    header = tuple(re.sub(r"^[a-z]+/(?=[a-z]+_[a-z_]+$)", "", h) for h in header)  # "perf/step_time_s"
+    header = tuple(re.sub(r"^[a-z]+/(?=[a-z]+_[a-z0-9_]+$)|_6n$", "", h) for h in header)  # "perf/mfu_6n"
     units = list(map(unit_of_name, header))
     short, lone = {"b", "h", "s", "d"} <= set(header), "A" not in header  # of attention; else two variants
     products = {"N", "K"} <= {*header} and "M" not in header

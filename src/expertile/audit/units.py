@@ -114,8 +114,9 @@ _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|de
 _STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
 _BARE = re.compile(
-    rf"(?i)\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
-    rf"([kmgt]b|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|\b([a-z]{{3,}}s) per second$"
+    rf"(?i)(?<!first[ _])\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
+    rf"([kmgt]b|[kmgtp]flops?|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|"
+    r"\b([a-z]{3,}s) per second$"
 )
 _GBS = re.compile(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
@@ -276,6 +277,8 @@ def unit_of_name(name: str) -> Unit | None:
     last = name.rpartition(" ")[2]
     if last != name and "_" in last and (inner_unit := unit_of_name(last)):  # of a record within a record
         return inner_unit
+    if last != name and re.fullmatch(r"(?i)param(?:eter)?s|utili[sz]ation|ratio|count|share|efficiency", last):
+        name = last  # "model_tflops utilisation"
     spaced = name.replace("_", " ")
     if _MONEY.search(spaced) and (per := _MONEY_PER.search(spaced)):  # "usd_per_million_output_tokens", "$/1M tokens"
         found = match_unit("USD per " + re.sub(r"(?i)\b(?:usd|eur|dollars?)\b", "", per[1]).strip())

@@ -5,7 +5,7 @@ the roof that its intensity sets, ports' bits taken for bytes, shares of a peak,
 import re
 from collections.abc import Iterator
 
-from expertile.audit.facts import DIGITS
+from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
@@ -73,6 +73,29 @@ def held(report: Report) -> Iterator[Finding]:
                     yield finding(IMPOSSIBLE, "memory", message, q)
                 elif one and not several:
                     yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
+
+
+def weights(report: Report) -> Iterator[Finding]:
+    """Rows of GPUs and a format whose weights, as another table has them, they cannot hold."""
+    if re.search(r"offload|streamed|managed|unified|\buvm\b", _DENIED.sub("", report.text)):
+        return
+    sizes: dict[str, set[Quantity]] = {}
+    for grid in report.grids:
+        for row, q in ((row, q) for c in grid.columns("bytes") for row in grid.body if (q := row.figure(c))):
+            if (
+                re.search(r"(?i)weight|checkpoint|model size", q.label)
+                and len(f := facts(row.label).of("formats")) == 1
+            ):
+                sizes.setdefault(f[0], set()).add(q)
+    for row in (r for g in report.grids for r in g.body if sizes and len(r.devices) == 1):
+        m, formats = re.match(r"(\d{1,3}) ?[x×] ", row.label), facts(row.label).of("formats")
+        held = sizes.get(formats[0], set()) if len(formats) == 1 else set()
+        if m and len(held) == 1 and re.search(r"(?i)tok|ms|req|/s", " ".join(q.label for q in row.quantities)):
+            (q,), most = held, int(m[1]) * row.devices[0].memory_bytes
+            if q.value.lo > 1.04 * most:
+                message = f"{q.text} of {formats[0]} weights are more than {m[1]} × {row.devices[0].name} have"
+                message += f", {si(most, 'B')}"
+                yield Finding(QUESTION, "memory", row.line, m[0].strip(), f"{message}: are all held there?", (q.line,))
 
 
 def ports(report: Report) -> Iterator[Finding]:

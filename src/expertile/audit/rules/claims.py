@@ -10,6 +10,7 @@ from expertile.audit.facts import BITS, DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
+from expertile.audit.records import records
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.terms import MODEL, parameters
 
@@ -19,7 +20,7 @@ _LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
 _FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
 _CHANGED = re.compile(
-    r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?GB\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
+    r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?Gi?B\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)|"
     r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
@@ -27,6 +28,7 @@ _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optim\b|optimi[sz]er|batch|communicat|gpus?\b|network|"
     r"\badam|\bgqa\b|(?<!\d )heads|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
 )
+_DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b(?: \w+)?? (?:prun|evict|offload|spars|distill)\w*")
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
 )
@@ -47,6 +49,7 @@ _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
+_MADE = re.compile(r"(?i)\b(?:generated|output|completion|new) tokens\b(?! ?/)|\btokens generated\b")
 _PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
 _PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
 _COUNT = re.compile(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
@@ -82,7 +85,7 @@ def compression(report: Report) -> Iterator[Finding]:
         for some in ([row], both):
             text = " ".join(r.text for r in some)
             held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
-            one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(text)
+            one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(_DENIED.sub("", text))
             known = len(bits) == 2
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
             if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
@@ -186,6 +189,25 @@ def unequal_work(report: Report) -> Iterator[Finding]:
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
         for r, q, t in cells if len(bases) == 1 else ():
             yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
+
+
+def unequal_runs(report: Report) -> Iterator[Finding]:
+    """A speed-up of two runs' durations, whose lists of figures say that they made unequal numbers of tokens."""
+    runs = [r for r in records(report) if r.kind == "lines" and len(r.figures) > 4]
+    for row in report.lines_of_text if len(runs) > 1 else ():
+        times, gains = [q for q in row.of("time") if q.exact], [q for q in row.of("ratio") if q.exact]
+        if len(times) != 2 or len(gains) != 1 or _MEANT.search(row.text):
+            continue
+        for a, b in itertools.permutations(runs, 2):
+            of = {f.words: f for f in b.figures}
+            both = [(f, of[f.words]) for f in a.figures if f.words in of]
+            same = any(times[0].value.meets(x.value) and times[1].value.meets(y.value) for x, y in both)
+            made = [(x, y) for x, y in both if _MADE.search(x.name) and abs(x.value - y.value) > 0.02 * x.value]
+            if same and made and gains[0].value.meets(times[1].value / times[0].value, 0.02):
+                x, y = made[0]
+                message = f"{x.name.strip()} is {x.text} in one run and {y.text} in the other"
+                message += f": is it {gains[0].text} of the same work?"
+                yield finding(QUESTION, "equal work", message, gains[0], lines=(x.line, y.line))
 
 
 def _off(q: Quantity, a: Quantity, b: Quantity) -> float:

@@ -1,6 +1,7 @@
 """Columns whose rows share one constant that the report does not name: what fits into a capacity, what is left of so
 many cards, STREAM's arrays, times of day. The row with another one is asked about."""
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -9,13 +10,15 @@ from datetime import datetime
 
 from expertile.audit.finding import QUESTION, Finding
 from expertile.audit.quantity import clean
-from expertile.audit.records import Named, Sheet, digits, sheets
+from expertile.audit.records import Named, Sheet, digits, records, sheets
 from expertile.audit.report import Report
+from expertile.audit.units import RATES, TIMES
 
 _FITS = re.compile(
     r"(?i)\bfits?\b|sequences|\bseqs\b|\busers\b|slots|sessions|instances|replicas|how many|\bmax (?:batch|n)\b"
 )
 _LEFT = re.compile(r"(?i)\bleft\b|free|remain|spare|headroom|available|\brest\b")
+_MEAN = re.compile(r"(?i)\b(?:mean|average|avg)\b.*\b(?:over|of|across) (?:the |all )?(\d{1,2}) ?[a-z]+\W*$")
 _ARRAYS = {"copy": 2, "scale": 2, "mul": 2, "add": 3, "triad": 3}
 _SPAN = re.compile(r"(?:(\d+)[-d] ?)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
 
@@ -25,8 +28,33 @@ def columns(report: Report) -> Iterator[Finding]:
         yield from _fitting(s)
         yield from _left(s)
         yield from _arrays(report, s)
+        yield from _unequal(s)
     for block in (b for b in report.blocks if b.table):
         yield from _spans(block.table.header, block.table.rows)  # type: ignore[union-attr]
+
+
+def means(report: Report) -> Iterator[Finding]:
+    """ "Mean over the 7 tasks: 0.6908", of one of several tables of seven rows, where another such line is right."""
+    said = [(f, int(m[1])) for r in records(report) for f in r.figures if (m := _MEAN.search(f.name))]
+    each: list[tuple[Named, float, bool]] = []
+    for f, n in said if len(said) > 1 else ():
+        of = [s.column(c) for s in sheets(report) if len(s.rows) == n > 2 for c in s.numeric]
+        of = [held for held in of if min(x.value for x in held) < f.value < max(x.value for x in held)]
+        made = [sum(x.value for x in held) / n for held in of if all(0.3 < x.value / f.value < 3 for x in held)]
+        if made:
+            near = min(made, key=lambda x: abs(x - f.value))
+            each.append((f, near, f.meets(near, 0.002)))
+    odd = [(f, near) for f, near, fits in each if not fits]
+    if len(odd) == 1 and len(each) > 1:
+        f, near = odd[0]
+        yield Finding(
+            QUESTION,
+            "total",
+            f.line,
+            f.text,
+            f"no column's mean is {f.text}, the nearest {near:.4g}: of which?",
+            (f.line,),
+        )
 
 
 def _says(message: str, f: Named, *beside: Named, rule: str = "proportion") -> Finding:
@@ -74,6 +102,20 @@ def _left(s: Sheet) -> Iterator[Finding]:
             made = f"{a.text} and {b.text} are {each[odd[0]][0] / middle:.3g} times as much for each"
             yield _says(f"{made} of {f.text} as in all other rows", f, a, b, rule="memory")
             return
+
+
+def _unequal(s: Sheet) -> Iterator[Finding]:
+    """A size that two runs compared have in columns of their own ("old k", "new k"): equal in all rows but one."""
+    heads = [(h.split(" ", 1) * 2)[:2] for h in s.header]
+    sizes = [c for c in s.numeric if all(row[c].whole for row in s.rows) and s.rows[0][c].kind == "number"]
+    for a, b in itertools.combinations(sizes, 2):
+        timed = {heads[c][0] for c in s.numeric if s.rows[0][c].kind in (*TIMES, *RATES)}
+        odd = [row for row in s.rows if row[a].value != row[b].value]
+        pair = heads[a][1] == heads[b][1] and heads[a][0] != heads[b][0] and {heads[a][0], heads[b][0]} <= timed
+        if pair and len(odd) == 1 and len(s.rows) > 3:
+            x, y = odd[0][a], odd[0][b]
+            message = f"{s.header[a]} is {x.text}, {s.header[b]} {y.text}; in all other rows they are equal"
+            yield _says(message, y, x, rule="equal work")
 
 
 def _arrays(report: Report, s: Sheet) -> Iterator[Finding]:

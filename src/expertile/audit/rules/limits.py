@@ -70,6 +70,7 @@ _NO_DECODE = re.compile(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
 )
+_ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
 _STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
@@ -319,7 +320,7 @@ def _swept(row: Row) -> Iterator[Demand]:
 
 def _generated(row: Row) -> Iterator[Demand]:
     """Every weight once for each token of a single stream."""
-    q, count = row.only("tokens_per_s"), max(gpu_counts(row))
+    q, count = row.only("tokens_per_s"), 1.0 if _ALONE.search(row.lead) else max(gpu_counts(row))
     q = row.only("s_per_token") or q
     step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)
     q = row.only("time") if step else q

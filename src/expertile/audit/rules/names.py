@@ -43,7 +43,7 @@ NAMES = {
     "ep": Name("n", rf"ep{_SIZE}|expert parallel(?:ism)?{_SIZE}", rf"{_N}-way expert|\bEP ?[=:]? ?{_N}\b"),
     "world": Name(
         "n",
-        r"world size|(?:num |total |n )?(?:gpus|ranks)",
+        r"world size|(?:num |total |n )?(?<!kwh )(?:gpus|ranks)",
         rf"(?<![x×] )(?<!with )(?<!of ){_N} (?:(?:[A-Z][\w-]+|\d+ ?GB) ){{0,5}}(?:GPUs|ranks)\b"
         r"(?! (?:per|each|in each|on each))",
     ),

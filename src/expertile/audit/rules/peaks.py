@@ -66,6 +66,8 @@ _NIC = re.compile(
 )
 _ALONE = re.compile(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
 _ONE_NIC = re.compile(r"\b(?:single|one) (?:adapter|nic|port|hca|cable)\b")
+_PORTS = re.compile(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
+_ONE_PORT = re.compile(r"(?i)\b(?:one|single|1) port\b")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
 
@@ -104,6 +106,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
+    if row.kind == "line" and _ONE_PORT.search(row.text) and "network" in _parts(row.report.text):
+        return "network"
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
     whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else set()
     copied = "PCIe" if "PCIe" in whole and "NVLink" not in whole else _part(row.report.text) if whole else ""
@@ -197,9 +201,15 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     if limit.q and q.value.meets(2 * most, 0.01) and re.search(r"(?i)duplex|direction|one.way|each way", row.text):
         return  # both ways, and one
-    one = _ALONE.search(f"{row.lead} {row.headings}") or _ONE_NIC.search(row.report.text)
+    one = (
+        _ALONE.search(f"{row.lead} {row.headings}")
+        or (row.kind == "line" and _ONE_PORT.search(row.text))
+        or _ONE_NIC.search(row.report.text)
+    )
     alone = q.per_device or (one and part == "network")
     several = max((1.0, *row.report.everything.of("gpus"))) if not alone and not limit.ways else 1.0
+    if row.kind == "line" and part == "network" and (ports := _PORTS.search(row.text)):
+        several = float(DIGITS.get(ports[1].lower(), ports[1]))
     # Switches that add up lift the bus bandwidth of a collective; a figure far above is of something else.
     slack = 1.15 if re.search(r"(?i)bus ?b", own) else 1.03
     if slack * several * most < q.value.lo < (8 if told else 3) * most:

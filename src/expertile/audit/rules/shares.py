@@ -155,3 +155,27 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
                 message = f"{q.text} is {device.name}'s {'/'.join(formats)} peak with 2:4 sparsity"
                 message += "" if dense_of else ": is half of it meant?"
                 yield finding(INCONSISTENT if dense_of else QUESTION, "sparse peak", message, q)
+
+
+def sheet_column(report: Report) -> Iterator[Finding]:
+    """A column of peaks, of one GPU in each row: all rows but one have the dense one, that one has it with sparsity."""
+    dense = re.search(r"\bdense\b|(?:no|without) (?:structured )?spars", report.text)
+    formats = [f for f in report.everything.of("formats") if f in DTYPES]
+    for grid in report.grids:
+        for c, name in enumerate(grid.header):
+            rows = [(row, q) for row in grid.body if (q := row.figure(c)) and len(row.devices) == 1]
+            if not re.search(r"(?i)\bpeak\b", name) or re.search(r"(?i)%|\bof\b|mem|gb", name) or len(rows) < 3:
+                continue
+            scale = 1e12 if rows[0][1].kind == "number" else 1.0
+            for f in formats:
+                told = [(q, scale * q.value.mid, row.devices[0]) for row, q in rows if row.devices[0].peak(f)]
+                # Data sheets state some at a clock below the highest.
+                fits = [0.9 < x / (generous_peak(d, f) or 1.0) < 1.03 for _, x, d in told]
+                if len(told) < 3 or fits.count(False) != 1:
+                    continue
+                q, x, device = told[fits.index(False)]
+                sparse = device.sparse_peak(f) or 2 * (device.peak(f) or 0.0)
+                if 0.9 < x / sparse < 1.03:
+                    message = f"{q.text} is {device.name}'s {f} peak with 2:4 sparsity; all others are dense"
+                    yield finding(INCONSISTENT if dense else QUESTION, "sparse peak", message, q)
+                    break

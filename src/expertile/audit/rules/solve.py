@@ -88,8 +88,9 @@ def _solve(row: Row, held: tuple[Term, ...]) -> Iterator[Finding]:
     if side := _side(row.text) if row.kind == "line" else "":
         its = {kind: [t for t in some if t.figure and _side(t.figure.label) == side] for kind, some in around.items()}
         around = {kind: its[kind] if len(its[kind]) == 1 else some for kind, some in around.items()}
-    # "The 70B has 70.6B parameters" lends one number.
-    one = {k for k, some in around.items() if all(t.value.meets(some[0].value, 0.01) for t in some)}
+    # "The 70B has 70.6B parameters" lends one number; as many tokens read as made are two.
+    alike = {k: some for k, some in around.items() if len({_side(t.figure.label) for t in some if t.figure}) < 2}
+    one = {k for k, some in alike.items() if all(t.value.meets(some[0].value, 0.01) for t in some)}
     around = {k: some[-1:] if k in one else some for k, some in around.items()}
     lent = {kind: some for kind, some in around.items() if kind not in kinds and len(some) == 1}
     # Of a log, two figures; of the sentence before, two that stand together.

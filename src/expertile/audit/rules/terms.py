@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from expertile.audit.facts import BITS
+from expertile.audit.facts import BITS, facts
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
@@ -65,6 +65,7 @@ _DRAFTED = re.compile(
 )
 _ABSENT = re.compile(
     r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*|\b\w+\"?: (?:null|none|false|off)\b"
+    r"|(?m:^[^:\n]{0,60}: \W*(?:none|off|disabled)\b)"
 )
 _PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 # "params: 6738415616"
@@ -79,6 +80,7 @@ SINGLE = re.compile(
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
 _USED = (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"), re.compile(r"-a(\d+(?:\.\d+)?)b\b"))
+_OF_WEIGHTS = re.compile(r"(?i)\b(\w+) weights\b")
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
 
@@ -230,6 +232,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     single = batch.value == 1 if batch else q.kind == "s_per_token" or alone
     drafted = row.kind == "table" and drafts(report)  # the text below may say so
     single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
+    single = single or {*report.everything.of("concurrency")} == {1.0}
     active = next(({*map(float, of)} for form in _USED if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
     several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
@@ -241,6 +244,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's
     held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and b.label == "size")]
     formats = row.facts.of("formats") or report.everything.of("formats")
+    formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
     held = [b for b in held if b in row.quantities] or held
     if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
