@@ -243,7 +243,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             of = replace(by_key, low=of.low, high=of.high)
         ends = (text[end : end + 1], text[m.end() : m.end() + 1])
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
-        bound = (_BOUND.search(before) and not during) or "+" in ends
+        rate = found and found[-1].kind == "tokens" and before == " every "  # "4.05 tokens every 19.7 ms"
+        bound = (_BOUND.search(before) and not (during or rate)) or "+" in ends
         value, at = _value(m["a"], of), m.start()
         times = _TIMES_OVER.search(before) if of.kind.partition("/")[0] in ("bytes", "B", "flop") else None
         if times:  # "reads 2 x 67 MB"

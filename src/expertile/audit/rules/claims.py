@@ -11,7 +11,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding,
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.records import records
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.terms import MODEL, parameters
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
@@ -92,6 +92,7 @@ def compression(report: Report) -> Iterator[Finding]:
                 large, small = sorted(held, key=lambda b: -b.value.mid)
                 yield from _beyond(large, small, bits, known and some is not both)
     for grid in report.grids:
+        yield from _shrunk(grid, wide)
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
                 yield from _column([(row, size) for row in grid.rows if (size := row.figure(c))], wide)
@@ -116,6 +117,17 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
         at_most = f"at most {most:.3g}x smaller ({100 * (1 - 1 / most):.3g} % less), not {q.text}"
         message = f"{bits[1]} to {bits[0]} bits is {at_most}" + ("" if known else ": smaller than what?")
         yield finding(INCONSISTENT if known else QUESTION, "compression", message, q, lines=tuple(r.line for r in near))
+
+
+def _shrunk(grid: Grid, wide: list[int]) -> Iterator[Finding]:
+    """Columns of bits of a weight, scales included, and of the memory that is saved by them."""
+    said = [c for c, name in enumerate(grid.header) if re.search(r"(?i)\bbits?\b", name)]
+    saved = [c for c in grid.columns("percent") if re.search(r"(?i)shr[iau]nk|sav|less|smaller|reduc", grid.header[c])]
+    for row in grid.body if len(said) == len(saved) == len(wide) == 1 else ():
+        bits, q = row.figure(said[0]), row.figure(saved[0])
+        if bits and q and bits.value.mid and q.exact and q.value.lo > 1.03 - bits.value.mid / wide[0]:
+            message = f"{bits.text} of {wide[0]} bits save {100 * (1 - bits.value.mid / wide[0]):.3g} %, not {q.text}"
+            yield finding(QUESTION, "compression", f"{message}: of what?", q, bits)
 
 
 def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool) -> Iterator[Finding]:
@@ -187,8 +199,10 @@ def unequal_work(report: Report) -> Iterator[Finding]:
     for grid in report.grids:
         cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
-        for r, q, t in cells if len(bases) == 1 else ():
-            yield from _unequal(q, (), (bases[0][1], bases[0][0].own), (t, r.own))
+        for r, q, t in cells:
+            above = bases if len(bases) == 1 else [b for b in bases if b[0].line < r.line][-1:]
+            for base, of in above:
+                yield from _unequal(q, (), (of, base.own | base.bare), (t, r.own | r.bare))
 
 
 def unequal_runs(report: Report) -> Iterator[Finding]:
@@ -222,7 +236,7 @@ def _work(text: str) -> dict[str, float]:
 
 def _unequal(q: Quantity, lines: tuple[int, ...], *runs: tuple[Quantity, dict[str, float]]) -> Iterator[Finding]:
     (slow, long), (fast, short) = sorted(runs, key=lambda run: -run[0].value.mid)
-    names = [n for n in long if n in _WORK or _COUNT.search(n)]
+    names = [n for n in long if n.strip(".") in _WORK or _COUNT.search(n)]
     other = [n for n in names if n in short and long[n] != short[n]]
     if other and all(short[n] < long[n] for n in other) and q.value.meets(slow.value / fast.value, 0.06):
         n = other[0]

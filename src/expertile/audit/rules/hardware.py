@@ -108,5 +108,7 @@ def _of_above(row: Row) -> tuple[str, ...]:
         title = text.strip() if len(text.strip()) < 30 and "\n" not in text.strip() else ""
     else:
         title = re.split(r"(?<=[.!?])\s", text.rstrip())[-1] if text.rstrip().endswith(":") else ""
+        if row.report.blocks[row.block].kind == "list" and re.match(r"(?i)\w+ (?:inputs|operands|products)\b", text):
+            title = re.sub(r"(?i)\bfp32 accum", "", text)
     found = facts(title).of("formats")
     return found if len(found) == 1 else ()

@@ -212,11 +212,16 @@ def _by_intensity(row: Row) -> Iterator[Demand]:
 
 
 def _moved_each(row: Row) -> Iterator[Demand]:
-    """Traffic of each run, in a table's column, in the one time of its row."""
-    b, t = row.only("bytes"), row.only("time")
-    if row.kind != "table" or not row.devices or not b or not t or not _EACH_RUN.search(b.label):
+    """Traffic of each run, in a table's column, in the one time of its row; with cold caches, in the time that is named
+    as it is ("fp16 MB", "fp16 us")."""
+    if row.kind != "table" or not row.devices or _CACHED.search(f"{row.text.lower()} {row.headings}"):
         return
-    if not _CACHED.search(f"{row.text.lower()} {row.headings}"):
+    cold = _says(row.report, COLD)
+    for b, t in itertools.product(row.of("bytes"), row.of("time")):
+        (first, *more), (name, *_) = (q.label.lower().split() or [""] for q in (b, t))
+        only = _EACH_RUN.search(b.label) and row.only("bytes") and row.only("time")
+        if not only and not (cold and more and first == name and t.value.mid):
+            continue
         text, count = f"{b.text} in {t.text}", max(gpu_counts(row))
         yield Demand(b, "bandwidth", b.plain / t.value, text, "traffic", "is this the same run?", count=count)
 

@@ -97,6 +97,7 @@ def _parts(text: str) -> set[str]:
 
 def _ways(text: str) -> int:
     """1 or 2 directions, as the last of its words for them says; else 0."""
+    text = re.sub(r"(?i)(?<=[hd]2[hd])_", " ", text)
     said = [(m.start(), ways, m[0]) for ways, form in ((1, ONE_WAY), (2, BOTH_WAYS)) for m in form.finditer(text)]
     said = [x for x in said if x[2].lower() != "pinned"] or said
     return max(said, default=(0, 0, ""))[1]
@@ -106,6 +107,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     """The format of a rate, the memory or link of a bandwidth; of other figures nothing."""
     if q.kind == "rate":
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
+    if row.kind == "table" and q.label == "dram":
+        return "memory"
     if row.kind == "line" and _ONE_PORT.search(row.text) and "network" in _parts(row.report.text):
         return "network"
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
@@ -265,6 +268,7 @@ def _link(text: str, row: Row) -> _Limit | None:
     """The one link that a text names, and its bytes/s in both directions together."""
     pcie = {(m["g"] or m["of"], m["n"] or m["lanes"]) for m in _PCIE.finditer(text)}
     pcie |= {(_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(text)}
+    pcie = {x for x in pcie if x[1] or not any(y[0] == x[0] and y[1] for y in pcie)}  # a CPU's "PCIe 4.0" beside
     nvlink = re.search(rf"(?i){_PARTS['NVLink']}", text)
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()

@@ -164,7 +164,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
     good, odd, exactly = 0, [], 0
     # Without a unit a column may be of ratios, or of whole numbers that count other things, unless one's are added up.
-    bare = [q for q in row.of("number") if total and not _RATIOS.search(q.label)]
+    bare = [q for q in row.of("number") if not _RATIOS.search(q.label)]
     sums = [sum(v.plain.mid for b in body if (v := b.figure(q.column, q.kind))) for q in bare]
     added = len(body) > 2 and any(q.plain.mid > 9 and q.plain.meets(x, 0.001) for q, x in zip(bare, sums, strict=True))
     bare = [q for q in bare if added or "." in q.text]
@@ -182,7 +182,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         exactly += outside and not total and len(values) > 2 and q.kind != "ratio"
         odd += [(q, usual)] if not any(q.plain.meets(m, 0.012) for m in means) else []
     # Where another column's is exact, so must be each.
-    odd = odd if exactly else [(q, m) for q, m in odd if not q.plain.meets(m, ODD)]
+    odd = odd if exactly else [(q, m) for q, m in odd if not q.plain.meets(m, ODD) and (total or q.kind != "number")]
     for q, m in odd if len(odd) <= max(good, 2) and len(body) > 2 else ():
         span_of = f"the {'sum' if total else 'mean'} of lines {body[0].line}–{body[-1].line}"
         ask = "" if good else ": which rows does it count?"
