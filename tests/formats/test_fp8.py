@@ -152,6 +152,7 @@ def test_modules_hold_weights(kind):
     model.load_state_dict(torch.nn.Sequential(QuantizedBuffers(other), torch.nn.Linear(2, 2)).state_dict())
     assert same(model[0].weight, other)
     assert same(copy.deepcopy(model)[0].weight, other)
+    assert same(pickle.loads(pickle.dumps(model))[0].weight, other)  # as a process that is spawned gets it
     empty = copy.deepcopy(model).to("meta")
     assert empty[0].weight.scales.is_meta and empty[0].weight.scales.dtype is weight.scales.dtype
     empty.to_empty(device="cpu").load_state_dict(state)

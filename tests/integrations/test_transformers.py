@@ -193,12 +193,14 @@ def test_a_shared_parameter_is_not_reached_by_rows_without_an_expert(monkeypatch
         ("relu", "reglu"),
         ("gelu", None),
         ("relu2", None),
+        (torch.nn.functional.silu, "swiglu"),
+        (torch.tanh, None),
     ],
 )
 def test_which_activations_are_fused(activation, expected):
     from transformers.activations import ACT2FN
 
-    experts = make_experts(ACT2FN[activation])
+    experts = make_experts(ACT2FN[activation] if isinstance(activation, str) else activation)
     assert integration.fused_gate(experts) == (None if expected is None else (expected, False))
     inputs = routed(9)
     assert_same(values_and_gradients(experts, "expertile", inputs), values_and_gradients(experts, "eager", inputs))
@@ -227,11 +229,12 @@ def test_a_gate_put_on_one_module_is_respected():
     assert integration.fused_gate(experts) is None
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "own"])
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "own", "function"])
 def test_compiled_into_the_operators_of_eager_calls(name):
-    experts = make_experts(transposed=True, biased=True) if name == "own" else experts_of(make_model(name))
+    made = {"own": dict(transposed=True, biased=True), "function": dict(act_fn=torch.nn.functional.silu)}
+    experts = make_experts(**made[name]) if name in made else experts_of(make_model(name))
     experts.config._experts_implementation = "expertile"
-    width = experts.down_proj.shape[1 if name == "qwen3_moe" else -1]
+    width = experts.down_proj.shape[2 if experts.is_transposed else 1]
     x, ids, weights = torch.randn(6, width), torch.randint(4, (6, 2)), torch.rand(6, 2)
     called = []
 

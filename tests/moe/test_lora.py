@@ -4,9 +4,14 @@ import pytest
 import torch
 
 from expertile.formats.weight_only import quantize
+from expertile.moe import _frozen
+from expertile.moe._base_products import BaseProducts
+from expertile.moe.expert_weights import Experts
 from expertile.moe.experts import moe_mlp
 from expertile.moe.layer import MoE
 from expertile.moe.lora import Adapter, Lora
+from expertile.ops.gathered_mm.activation import activate, split
+from expertile.ops.grouped_mm.api import grouped_mm
 from tests.moe.test_experts import make, naive
 
 HIDDEN, INNER, EXPERTS = 128, 64, 5
@@ -126,6 +131,85 @@ def test_compiled(format):
     eager = run(ids, operands, leaves, dy, weights)
     expected = eager[0].double(), {n: g.double() for n, g in eager[1].items()}
     assert_alike(run(ids, operands, leaves, dy, weights, compiled), expected, 1e-5 if format is None else 1e-2)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("format", [None, "int4", "mxfp4", "mxfp4_fp8", "fp8"])
+def test_compiled_into_the_layer_of_eager_calls(format, wanted):
+    """Not into its products one by one: on a GPU those are other kernels than eager calls run."""
+    torch.compiler.reset()
+    called = []
+
+    def backend(graph, _):
+        called.extend(str(n.target) for n in graph.graph.nodes if "expertile" in str(n.target))
+        return graph
+
+    ids, operands, _ = case(torch.bfloat16)
+    weights = [operands[n] if format is None else quantize(operands[n], format) for n in BOTH]
+    leaves, x = adapters(), operands["x"].requires_grad_(wanted)
+    compiled = torch.compile(moe_mlp, backend=backend, fullgraph=True)
+    with torch.set_grad_enabled(wanted):
+        compiled(x, *weights, ids, operands["topk_weights"], lora=lora_of(leaves))
+    assert called == ["expertile.moe_frozen.default"]
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+@pytest.mark.parametrize("format", [None, "mxfp4", "fp8"])
+def test_the_operator_and_functional_gradients(format, adapted):
+    ids, operands, dy = case(torch.bfloat16, biased=True)
+    weights = [operands[n] if format is None else quantize(operands[n], format) for n in BOTH]
+    leaves = adapters(dtype=torch.bfloat16) if adapted or format is None else {}
+    biases = {n: operands[n] for n in ("gate_up_bias", "down_bias")}
+
+    def layer(x, topk_weights, *factors):
+        lora = lora_of(dict(zip(leaves, factors, strict=True))) if leaves else None
+        return moe_mlp(x, *weights, ids, topk_weights, lora=lora, **biases)
+
+    inputs = [operands["x"].requires_grad_(), operands["topk_weights"].requires_grad_(), *leaves.values()]
+    expected = torch.autograd.grad(layer(*inputs), inputs, dy)
+    found = torch.func.vjp(layer, *(t.detach() for t in inputs))[1](dy)
+    torch.testing.assert_close(found, expected)
+
+    experts = Experts(*weights, *biases.values(), "swiglu", False)
+    factors: list = [None] * 4
+    if leaves:
+        lora = lora_of(leaves)
+        factors = [t.detach() for part in (lora.gate_up, lora.down) for t in part.factors(EXPERTS, torch.bfloat16)]
+    arguments = [*inputs[:2], *biases.values(), *(t if t is None else t.requires_grad_() for t in factors), ids]
+    packed = _frozen._packed(*BaseProducts.parts(experts))
+    tests = ("test_faketensor", "test_aot_dispatch_dynamic", "test_autograd_registration")
+    given = (*arguments, *packed, "swiglu", False, 0.5, 0.5, True)
+    torch.library.opcheck(torch.ops.expertile.moe_frozen.default, given, test_utils=tests)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_where_the_product_adds_the_adapters_sum_to_pre(compiled, monkeypatch):
+    """As on sm_90: pre then holds its delta, which the backward pass, an operator of its own, must not add again."""
+
+    def gated_up(base, x, order, bias, form, more):
+        u, factor = more
+        pre = base.up(x, order, bias) + grouped_mm(u, factor.transpose(1, 2), offs=order.offs)
+        return activate(*split(pre, form[1]), form[0]), pre
+
+    ids, operands, dy = case(biased=True)
+    leaves = adapters()
+    expected = truth(ids, operands, leaves, dy)
+    monkeypatch.setattr(BaseProducts, "gated_up", gated_up)
+    monkeypatch.setattr(BaseProducts, "gates", lambda *_: True)
+    torch.compiler.reset()
+    function = torch.compile(moe_mlp, backend="aot_eager", fullgraph=True) if compiled else moe_mlp
+    assert_alike(run(ids, operands, leaves, dy, function=function), expected, 1e-5)
+
+
+def test_a_checkpoint_gives_the_same_bits():
+    ids, operands, dy = case()
+    leaves = adapters()
+
+    def again(*arguments, **options):
+        return torch.utils.checkpoint.checkpoint(moe_mlp, *arguments, use_reentrant=False, **options)
+
+    expected, found = run(ids, operands, leaves, dy), run(ids, operands, leaves, dy, function=again)
+    assert torch.equal(found[0], expected[0]) and all(torch.equal(found[1][n], g) for n, g in expected[1].items())
 
 
 def test_under_autocast():

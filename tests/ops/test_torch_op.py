@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -138,6 +139,16 @@ def test_a_second_derivative_that_is_not_there_raises_also_for_a_constant_gradie
     (first,) = torch.autograd.grad(xt.attention(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="only the first derivative is there"):
         first.square().sum().backward()
+
+
+def test_create_graph_through_a_checkpoint():
+    """The first derivative is there, as without a checkpoint; its own raises."""
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    out = torch.utils.checkpoint.checkpoint(lambda q: xt.attention(q, q, q), q, use_reentrant=False)
+    (got,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    assert torch.equal(got, torch.autograd.grad(xt.attention(q, q, q).sum(), q)[0])
+    with pytest.raises(RuntimeError, match="only the first derivative"):
+        got.sum().backward()
 
 
 def test_a_second_derivative_across_ranks_raises(tmp_path):
@@ -295,3 +306,40 @@ def test_a_backend_that_is_no_name_is_refused():
     a, b = (x.detach() for x in random((12, 5), (3, 5, 4), dtype=torch.float32))
     with pytest.raises(ValueError, match="backend: expected one of loop, .*got None"):
         xt.grouped_mm(a, b, offs=OFFS, backend=None)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor without memory of its own, as DTensors are; `seen` has the operators that met one."""
+
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, x):
+        made = torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+        made.x = x
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(str(func))
+        bare = torch.utils._pytree.tree_map(lambda t: t.x if isinstance(t, cls) else t, (args, kwargs or {}))
+        return func(*bare[0], **bare[1])
+
+
+@pytest.mark.parametrize("name", ["grouped_mm", "gathered_mm", "rms_norm", "attention", "moe_mlp"])
+def test_weights_without_memory_go_to_an_operator(name):
+    """A kernel would read what lies at address 0."""
+    x, w, ones = torch.randn(4, 8), torch.randn(2, 8, 8), Wrapped(torch.ones(8))
+    rows, offs = torch.arange(4, dtype=torch.int32), torch.tensor([1, 4], dtype=torch.int32)
+    ids, gate_up, q = torch.tensor([[0], [1], [1], [0]]), torch.randn(2, 16, 8), torch.randn(1, 2, 4, 8)
+    calls = {
+        "grouped_mm": lambda: xt.grouped_mm(x, Wrapped(w), offs=offs),
+        "gathered_mm": lambda: gathered_mm(x, Wrapped(w), rows, offs),
+        "rms_norm": lambda: xt.rms_norm(x, ones),
+        "attention": lambda: xt.attention(q, Wrapped(q), Wrapped(q)),
+        "moe_mlp": lambda: xt.moe_mlp(x, Wrapped(gate_up), Wrapped(w), ids, torch.ones(4, 1)),
+    }
+    Wrapped.seen.clear()
+    calls[name]()
+    own = {"rms_norm": "row_norm", "attention": "attention_forward"}.get(name, name)
+    assert f"expertile.{own}.default" in Wrapped.seen

@@ -182,6 +182,17 @@ class QuantizedBuffers(torch.nn.Module):
 
         return super()._apply(moved, recurse)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # As bytes: torch pickles no tensor of float8 (2.13), though it saves them.
+        small = {n: x for n, x in self._buffers.items() if x is not None and x.dtype is torch.float8_e4m3fn}
+        as_bytes = {n: x.view(torch.uint8) for n, x in small.items()}
+        return {**self.__dict__, "_buffers": {**self._buffers, **as_bytes}, "_float8": tuple(small)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        small = state.pop("_float8", ())
+        super().__setstate__(state)
+        self._buffers.update({n: self._buffers[n].view(torch.float8_e4m3fn) for n in small})  # type: ignore[union-attr]
+
     def extra_repr(self) -> str:
         return repr(self.weight)
 

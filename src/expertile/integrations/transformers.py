@@ -26,6 +26,7 @@ Experts that transformers holds in FP8 (`FineGrainedFP8Config`, blocks of 128×1
 """
 
 import re
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ OLDEST = (5, 7)
 
 # What `act_fn` may be under transformers' own gate, act_fn(gate) * up of two halves, for a kernel to take its place.
 _ACTIVATIONS = {
+    "torch.nn.functional.silu": "swiglu",
     "torch.nn.modules.activation.SiLU": "swiglu",
     "transformers.activations.SiLUActivation": "swiglu",
     "transformers.activations.GELUTanh": "geglu",
@@ -161,7 +163,8 @@ def fused_gate(experts: Any) -> tuple[str, bool] | None:
             return None
     elif gate != _DEFAULT_GATE:
         return None
-    activation = _ACTIVATIONS.get(_name(type(experts.act_fn)))
+    act_fn = experts.act_fn  # a module, or as in LFM2-MoE a function
+    activation = _ACTIVATIONS.get(_name(act_fn if isinstance(act_fn, FunctionType) else type(act_fn)))
     return None if activation is None else (activation, False)
 
 

@@ -68,6 +68,12 @@ class BaseProducts:
         w = self.gate_up.transpose(1, 2)
         return joined.gated(x, w, order.rows, order.offs, bias, form, pair)
 
+    def gates(self, x: _T, order: Permutation, bias: _Maybe, form: Form) -> bool:
+        """Whether `gated_up` with an adapter has a kernel for these operands."""
+        if not (isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor)):
+            return False
+        return joined.gates(x, self.gate_up.transpose(1, 2), order.rows, order.offs, bias, form)
+
     def activated(
         self, pre: _T, u: _Maybe, b: _Maybe, a: _Maybe, order: Permutation, form: Form, scale: float
     ) -> tuple[_T | Fp8Blocks, _Maybe]:

@@ -225,7 +225,7 @@ def experts_mlp(
     if x.dtype is torch.float64:
         return formula(operands, topk_ids, *experts.form[:2])
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
-    if traced(x):
+    if traced(*operands):
         return _call(*operands, topk_ids, *experts.form[:2], grad, experts.batch_invariant)[0]
     if grad:
         return _MoeMlp.apply(topk_ids, experts.form, *operands)

@@ -13,10 +13,15 @@ _transforms_active = torch._C._are_functorch_transforms_active  # looked up once
 _NO_SECOND = "expertile: this gradient has no derivative of its own; only the first derivative is there"
 
 
-def traced(x: torch.Tensor) -> bool:
-    """Whether x must go to a registered operator: a compiler, a tensor subclass, torch.func or the meta device looks
-    on, and there is no memory that a kernel could read."""
-    return is_compiling() or type(x) not in PLAIN or _transforms_active() or x.is_meta
+def traced(x: torch.Tensor, *beside: torch.Tensor | None) -> bool:
+    """Whether x and what goes `beside` it must go to a registered operator: a compiler, a tensor subclass, torch.func
+    or the meta device looks on, and there is no memory that a kernel could read (a DTensor's begins at 0)."""
+    if is_compiling() or type(x) not in PLAIN or _transforms_active() or x.is_meta:
+        return True
+    for y in beside:  # noqa: SIM110 (any() takes twice as long, and every call asks)
+        if y is not None and type(y) not in PLAIN:
+            return True
+    return False
 
 
 def no_options(**given: Any) -> None:
@@ -78,6 +83,14 @@ def define(
         return call(*arguments)
 
     return run
+
+
+def row_shardings(*arguments: Any, make: Callable[..., tuple[list[Any], list[Any]]]) -> Placements:
+    """The `sharding` of an operator on rows, the last dimension of its first argument: split along any other one, as
+    `make(placement, *arguments)` places outputs and inputs then, or nothing is split."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [make(Replicate(), *arguments), *(make(Shard(d), *arguments) for d in range(arguments[0].ndim - 1))]
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -162,15 +175,26 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(ctx: Any, *grads: Any) -> Any:
         if is_compiling() or not torch.is_grad_enabled():
             return backward(ctx, *grads)
+        saved = _Saved(ctx)
         with torch.no_grad():
-            results = backward(ctx, *grads)
+            results = backward(saved, *grads)
         # Also of what they depend on: `torch.autograd.grad` goes no other way than to what it is asked for.
-        sources = [x for x in (*ctx.saved_tensors, *grads) if isinstance(x, torch.Tensor) and x.requires_grad]
+        sources = [x for x in (*saved.saved_tensors, *grads) if isinstance(x, torch.Tensor) and x.requires_grad]
         made = [g.detach().requires_grad_() for g in results if isinstance(g, torch.Tensor)]
         found = iter(_Once.apply(len(made), *made, *sources))
         return tuple(next(found) if isinstance(g, torch.Tensor) else g for g in results)
 
     return wrapper
+
+
+class _Saved:
+    """An autograd.Function's context whose tensors are asked for once: a checkpoint hands them out no second time."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
 
 
 class _Once(torch.autograd.Function):

@@ -26,17 +26,20 @@ def check(rank: int, folder: str, dtype: torch.dtype) -> None:
     def normal(*shape: int) -> torch.Tensor:
         return (torch.randint(-4, 5, shape, generator=g) / 4).to(dtype)  # sums are exact in any order
 
+    def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+        return torch.allclose(x, y, rtol=1e-12, atol=1e-12) if x.dtype is torch.float64 else torch.equal(x, y)
+
     def compare(name: str, function, plain, placed, expected_placement) -> None:
         plain = [x.clone().requires_grad_() for x in plain]
         placed = [distribute_tensor(x.detach(), mesh, [p]).requires_grad_() for x, p in zip(plain, placed, strict=True)]
         want, got = function(*plain), function(*placed)
         assert isinstance(got, DTensor) and expected_placement in (None, *got.placements), name
-        assert torch.equal(got.full_tensor(), want), name
+        assert same(got.full_tensor(), want), name
         dy = normal(*want.shape)
         want.backward(dy)
         got.backward(distribute_tensor(dy, mesh, [Replicate()]))
         for x, y in zip(plain, placed, strict=True):
-            assert torch.equal(y.grad.full_tensor(), x.grad), f"{name}: gradient"
+            assert same(y.grad.full_tensor(), x.grad), f"{name}: gradient"
 
     offs = torch.tensor([4, 4, 12], dtype=torch.int32)
     ends = distribute_tensor(offs, mesh, [Replicate()])
@@ -69,8 +72,15 @@ def check(rank: int, folder: str, dtype: torch.dtype) -> None:
         x = distribute_tensor(a, mesh, [Shard(1)]).requires_grad_()
         xt.grouped_mm(x, distribute_tensor(b, mesh, [Shard(1)]), offs=shortened)[:9].sum().backward()
         assert not x.grad.full_tensor()[9:].any() and x.grad.full_tensor()[:9].any(), "gradient of rows past the end"
+        rows, ones = normal(4, 6, 8).double(), torch.full((8,), 0.5, dtype=torch.float64)
+        for d in (0, 1):  # rows stay where they are
+            compare("softmax", xt.softmax, (rows,), (Shard(d),), Shard(d))
+            compare("RMS norm", xt.rms_norm, (rows, ones), (Shard(d), whole), Shard(d))
+            compare("layer norm", xt.layer_norm, (rows, ones, ones), (Shard(d), whole, whole), Shard(d))
+            summed = lambda x, r, w: xt.rms_norm(x, w, residual=r)[0]  # noqa: E731
+            compare("with a residual", summed, (rows, rows, ones), (Shard(d), Shard(d), whole), Shard(d))
+        compare("split rows of softmax", xt.softmax, (rows,), (Shard(2),), None)
         # Operators without a rule of their own work on whole tensors.
-        compare("softmax", xt.softmax, (normal(6, 8).float(),), (Shard(0),), whole)
         torch.manual_seed(0)
         layer, tokens = xt.MoE(hidden_size=16, intermediate_size=8, num_experts=4, top_k=2), normal(5, 16).float()
         want = layer(tokens)

@@ -245,6 +245,18 @@ else:
             got, want = (scaled_grouped_mm(made.values, b, s, w.scales, offs=offs) for s in (made.scales, rows))
             assert torch.equal(got, want)
 
+    @pytest.mark.parametrize("shape", [(8, 256), (2, 8, 256)])
+    def test_exports_for_any_number_of_rows(shape):
+        class Quantizer(torch.nn.Module):
+            def forward(self, x):
+                made = quantize_activations(x)
+                return made.values.float(), made.scales
+
+        rows = torch.export.Dim("rows", max=1024)
+        exported = torch.export.export(Quantizer(), (torch.randn(shape),), dynamic_shapes=({len(shape) - 2: rows},))
+        other = torch.randn(*shape[:-2], 13, 256)
+        torch.testing.assert_close(exported.module()(other), Quantizer()(other), rtol=0, atol=0)
+
     def test_compiles_without_a_break():
         def both(x, w, offs):
             rows, turned, ends = quantize_activations(x, offs=offs)

@@ -82,7 +82,7 @@ def attention(
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     arguments: Any = (q, k, v, *lengths, causal, scale, return_lse, backend)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if traced(q):
+    if traced(q, k, v):
         out, lse = call_forward(*arguments)
     elif needs_grad:
         out, lse = differentiable_attention(*arguments)

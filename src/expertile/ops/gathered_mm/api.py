@@ -43,7 +43,7 @@ def gathered_mm(
         ValueError: naming the argument, what was expected and what came; or a backend's reason to refuse.
     """
     require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
-    if traced(x):
+    if traced(x, b, bias):
         no_options(config=config)
         return op.call_mm(x, b, rows, offs, bias, backend)
     if torch.is_grad_enabled() and (x.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
@@ -87,7 +87,7 @@ def gathered_gated_mm(
         ValueError: as `gathered_mm`.
     """
     require_tensors({"rows": rows, "bias": bias}, x=x, b=b, offs=offs)
-    if traced(x):
+    if traced(x, b, bias):
         no_options(config=config, batch_invariant=batch_invariant)
         act, pre = op.call_gated(x, b, rows, offs, bias, activation, interleaved, save_pre, backend)
         return act, pre if save_pre else None
@@ -139,7 +139,7 @@ def gated_backward_mm(
         ValueError: as `gathered_mm`.
     """
     require_tensors({"rows": rows}, dy=dy, down=down, slots=slots, weights=weights, pre=pre, offs=offs)
-    if traced(dy):
+    if traced(dy, down, pre):
         no_options(config=config, batch_invariant=batch_invariant)
         return op.call_backward(dy, down, rows, slots, weights, pre, offs, activation, interleaved, backend)
     how: Any = {"activation": activation, "interleaved": bool(interleaved), "overwrite_pre": overwrite_pre}
@@ -174,7 +174,7 @@ def gathered_wgrad(
         ValueError: as `gathered_mm`.
     """
     require_tensors({"rows": rows}, x=x, d=d, offs=offs)
-    if traced(x):
+    if traced(x, d):
         no_options(config=config)
         return op.call_wgrad(x, rows, d, offs, gather_b, backend)
     return wgrad(x, rows, d, offs, gather_b, Request(backend, config))

@@ -258,7 +258,7 @@ def combine(y: Tensor, positions: Tensor, weights: Tensor | None = None) -> Tens
         ValueError: naming the argument, what was expected and what came.
     """
     _check(y, positions, weights)
-    if traced(y):
+    if traced(y, positions, weights):
         return _call(y, positions, weights)
     if torch.is_grad_enabled() and (y.requires_grad or (weights is not None and weights.requires_grad)):
         return _differentiable(y, positions, weights)

@@ -51,7 +51,7 @@ def grouped_mm(
         out_dtype = _given_out(a, b, bias, out, accumulate, out_dtype)
     if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
-    if traced(a):
+    if traced(a, b, offs, bias):
         no_options(config=config, check=check)
         if a.is_meta:  # no value to look at, but the shapes
             Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
@@ -79,7 +79,7 @@ def _given_out(
         raise ValueError(f"out: expected a tensor of one of {ALL_DTYPES}, got {found(out)}")
     if accumulate and not (a.dim() == 2 and b.dim() == 2):
         raise ValueError(f"accumulate: expected 2-D a and b (a weight gradient), got {a.dim()}-D and {b.dim()}-D")
-    if traced(a):
+    if traced(a, b, bias, out):
         raise ValueError("out: expected None under torch.compile and for meta tensors, got a tensor")
     inputs = (a, b, *(() if bias is None else (bias,)))
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, out)):

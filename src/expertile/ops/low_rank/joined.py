@@ -66,13 +66,23 @@ def gated_backward(
     return _gathered(Product.BACKWARD, operands, form, more, overwrite_pre)
 
 
-def _gathered(product: Product, o: Gathered, form: Form, more: Pair | None, overwrite_pre: bool = False) -> Any:
-    """The outputs in the order of `problem`'s table, or None."""
+def gates(x: _T, b: _T, rows: _T, offs: _T, bias: _Maybe, form: Form) -> bool:
+    """Whether `gated` has a kernel for these operands."""
+    return _found(Product.GATED, Gathered(x, b, offs, rows, bias), form) is not None
+
+
+def _found(product: Product, o: Gathered, form: Form) -> tuple[GatherProblem, Any] | None:
+    """`_gather` of operands on a GPU."""
     if not (on_device(o.a) and o.a.is_cuda):
         return None
     tensors = (o.a, o.b, o.offs, o.rows, o.bias, o.slots, o.weights, o.pre)
     fields = tuple(None if t is None else described(t) for t in tensors)
-    found = _gather(product, fields, form, Device.current(o.a.device))
+    return _gather(product, fields, form, Device.current(o.a.device))
+
+
+def _gathered(product: Product, o: Gathered, form: Form, more: Pair | None, overwrite_pre: bool = False) -> Any:
+    """The outputs in the order of `problem`'s table, or None."""
+    found = _found(product, o, form)
     if found is None:
         return None
     problem, config = found

@@ -111,7 +111,8 @@ def scales_like(x: torch.Tensor, blocks: int) -> torch.Tensor:
     The scales of a block lie side by side for all R rows, which is how products read them. Strides are (1, pitch) if x
     has two dimensions, pitch = 4 · ceil(R / 4), so that every block's begin on a multiple of 16 bytes."""
     rows = prod(x.shape[:-1])
-    scales = x.new_empty((blocks, -(-rows // 4) * 4), dtype=torch.float32)[:, :rows].t()
+    # Rounded up by a remainder: torch.export knows that it is not negative, and asks nothing of R.
+    scales = x.new_empty((blocks, rows + -rows % 4), dtype=torch.float32)[:, :rows].t()
     return scales if x.dim() == 2 else scales.view(*x.shape[:-1], blocks)
 
 

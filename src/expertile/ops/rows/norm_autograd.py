@@ -11,7 +11,7 @@ from expertile.ops.checks import check_number
 from expertile.ops.launch.device import FORMULA_DTYPES, on_kernels, wide
 from expertile.ops.rows import norm as kernels
 from expertile.ops.rows.config import RowConfig, check_configs, check_input
-from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, no_options, row_shardings, traced
 
 Optional = torch.Tensor | None
 
@@ -35,7 +35,7 @@ def normalize(
         _check_residual(residual, x)
     weight, bias = _checked_vector("weight", weight, x), _checked_vector("bias", bias, x)
     made: Any
-    if traced(x):
+    if traced(x, residual, weight, bias):
         no_options(config=config, backward_config=backward_config)
         made = _call_row_norm(x, residual, weight, bias, eps, centered)
     elif torch.is_grad_enabled() and (
@@ -178,12 +178,41 @@ def _backward_fake(_dy: Any, h: torch.Tensor, weight: Optional, bias: Optional, 
     )
 
 
+def _placed(placed: Any, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centered: bool) -> Any:
+    """A case of `row_shardings` for the operator; what is not there has no elements, on every rank."""
+    from torch.distributed.tensor import Replicate
+
+    whole = Replicate()
+    outputs = [placed, whole if residual is None else placed, placed if centered else whole, placed]
+    vectors = [None if v is None else whole for v in (weight, bias)]
+    return outputs, [placed, None if residual is None else placed, *vectors, None, None]
+
+
+def _backward_placed(placed: Any, dy: Any, h: Any, weight: Any, bias: Any, mean: Any, rstd: Any, *rest: Any) -> Any:
+    """The same for its gradient: sums over rows are partial where those are split."""
+    from torch.distributed.tensor import Partial, Replicate
+
+    dsum, *needs = rest
+    whole, sums = Replicate(), Partial() if placed.is_shard() else Replicate()
+    vectors = [sums if v is not None and need else whole for v, need in zip((weight, bias), needs, strict=True)]
+    rows = [None if t is None else placed for t in (mean, rstd, dsum)]
+    return [placed, *vectors], [
+        placed,
+        placed,
+        *(None if v is None else whole for v in (weight, bias)),
+        *rows,
+        None,
+        None,
+    ]
+
+
 _call_backward = define(
     "row_norm_backward",
     _backward_kernel,
     "(Tensor dy, Tensor h, Tensor? weight, Tensor? bias, Tensor? mean, Tensor rstd, Tensor? dsum,"
     " bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor)",
     fake=_backward_fake,
+    sharding=partial(row_shardings, make=_backward_placed),
 )
 
 
@@ -236,6 +265,7 @@ _call_row_norm = define(
     fake=_fake,
     gradient=partial(_gradients, lambda ctx, *inputs: _call_backward(*inputs[:-1], *inputs[-1])),
     setup=_setup,
+    sharding=partial(row_shardings, make=_placed),
 )
 _differentiable_norm = differentiable_eagerly(
     _eager, _setup, partial(_gradients, _by_kernels), partial(_gradients, _by_formula)

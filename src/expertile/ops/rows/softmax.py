@@ -9,7 +9,7 @@ up to 8 CTAs, or in shared memory if it starts anywhere in a 16-byte word (ring.
 without clusters, are read twice, the second time from L2 as far as it reaches.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Integral
 from typing import Any
 
@@ -27,7 +27,7 @@ from expertile.ops.rows.softmax_kernels import (
     softmax_kernel,
     softmax_streamed_kernel,
 )
-from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, no_options, row_shardings, traced
 
 
 def on_rows(inputs: tuple[torch.Tensor, ...], config: RowConfig | None = None) -> torch.Tensor:
@@ -100,7 +100,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 _call_backward = define(
-    "softmax_backward", softmax_backward, "(Tensor dy, Tensor y) -> Tensor", fake=lambda dy, y: y.new_empty(y.shape)
+    "softmax_backward",
+    softmax_backward,
+    "(Tensor dy, Tensor y) -> Tensor",
+    fake=lambda dy, y: y.new_empty(y.shape),
+    sharding=partial(row_shardings, make=lambda placed, dy, y: ([placed], [placed, placed])),
 )
 _call_softmax = define(
     "softmax",
@@ -109,6 +113,7 @@ _call_softmax = define(
     fake=lambda x: x.new_empty(x.shape),
     gradient=lambda ctx, dy: _call_backward(dy, ctx.saved_tensors[0]),
     setup=_setup,
+    sharding=partial(row_shardings, make=lambda placed, x: ([placed], [placed])),
 )
 # Eager calls, with the same kernels; with create_graph=True the gradient is differentiated in turn.
 _differentiable_softmax = differentiable_eagerly(

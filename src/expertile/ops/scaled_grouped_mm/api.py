@@ -83,7 +83,7 @@ def scaled_grouped_mm(
         )
     require_tensors({"offs": offs, "bias": bias}, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     assert scale_b is not None
-    if traced(a):
+    if traced(a, b, bias):
         no_options(config=config, check=check)
         return operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)

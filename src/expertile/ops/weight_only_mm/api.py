@@ -79,7 +79,7 @@ def weight_only_mm(
     if a.device.type != "meta" and torch.is_autocast_enabled(a.device.type):
         scales = w.scales.dtype
         a = a.to(scales if scales.is_floating_point else torch.get_autocast_dtype(a.device.type))
-    if traced(a):
+    if traced(a, w.packed, bias):
         no_options(config=config, check=check)
         return operator(a, *w.parts, offs, bias, out_dtype, backend)
     if check:

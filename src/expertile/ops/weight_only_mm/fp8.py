@@ -28,7 +28,7 @@ def fp8_weight_only_mm(
     check: bool = False,
 ) -> torch.Tensor:
     """out[rows of group g] = (a ∘ scale_a)[rows of group g] @ ŵ[g]ᵀ (+ bias[g]), [M, N]; see `scaled_grouped_mm`."""
-    if traced(a):
+    if traced(a, w.packed, bias):
         no_options(config=config, check=check)
         return operator(a, scale_a, *w.parts, offs, bias, out_dtype, backend)
     if check:
