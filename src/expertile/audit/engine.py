@@ -69,6 +69,7 @@ RULES = (
         claims.equal_work,
         claims.unequal_work,
         claims.unequal_runs,
+        claims.unequal_steps,
         claims.ranges,
         claims.failed_checks,
         claims.fits,

@@ -87,10 +87,15 @@ def weights(report: Report) -> Iterator[Finding]:
                 and len(f := facts(row.label).of("formats")) == 1
             ):
                 sizes.setdefault(f[0], set()).add(q)
+    for row in report.lines_of_text:  # "weights take 68.8 GB in bf16, 34.4 GB in fp8"
+        said = [(q, re.match(r" in (\w+)", row.text[q.end :])) for q in row.of("bytes")]
+        for q, m in said if re.search(r"(?i)\bweights\b", row.text) else ():
+            if m and len(f := facts(m[1]).of("formats")) == 1:
+                sizes.setdefault(f[0], set()).add(q)
     for row in (r for g in report.grids for r in g.body if sizes and len(r.devices) == 1):
-        m, formats = re.match(r"(\d{1,3}) ?[x×] ", row.label), facts(row.label).of("formats")
+        m, formats = re.search(r"(?:^| )(\d{1,3}) ?[x×] ", row.label), facts(row.label).of("formats")
         held = sizes.get(formats[0], set()) if len(formats) == 1 else set()
-        if m and len(held) == 1 and re.search(r"(?i)tok|ms|req|/s", " ".join(q.label for q in row.quantities)):
+        if m and len(held) == 1 and re.search(r"(?i)tok|ms|req|/s|mem", " ".join(q.label for q in row.quantities)):
             (q,), most = held, int(m[1]) * row.devices[0].memory_bytes
             if q.value.lo > 1.04 * most:
                 message = f"{q.text} of {formats[0]} weights are more than {m[1]} × {row.devices[0].name} have"

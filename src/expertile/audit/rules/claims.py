@@ -224,6 +224,23 @@ def unequal_runs(report: Report) -> Iterator[Finding]:
                 yield finding(QUESTION, "equal work", message, gains[0], lines=(x.line, y.line))
 
 
+def unequal_steps(report: Report) -> Iterator[Finding]:
+    """ "1.93x faster (880 ms → 455 ms)" of two lines whose rates say that the second did less in its time."""
+    lines = report.lines_of_text
+    runs = [(t, w) for r in lines if (t := r.only("time")) and (w := r.only("tokens_per_s") or r.only("items_per_s"))]
+    for row in lines if len(runs) > 1 else ():
+        times, gains = [q for q in row.of("time") if q.exact], [q for q in row.of("ratio") if q.exact]
+        if len(times) != 2 or len(gains) != 1 or _MEANT.search(row.text) or row.of("tokens_per_s", "items_per_s"):
+            continue
+        held = [[(t, w) for t, w in runs if t.value.meets(q.value) and t.line != q.line] for q in times]
+        if len(held[0]) == len(held[1]) == 1 and gains[0].value.meets(times[0].value / times[1].value, 0.02):
+            ((a, x),), ((b, y),) = held
+            more = (a.value * x.value).mid / max((b.value * y.value).mid, 1e-30)
+            if x.kind == y.kind and more > 1.1:
+                message = f"at {x.text} and {y.text} the first step did {more:.3g} times the work of the second"
+                yield finding(QUESTION, "equal work", f"{message}: is it {gains[0].text} of the same?", gains[0], x, y)
+
+
 def _off(q: Quantity, a: Quantity, b: Quantity) -> float:
     return abs(abs(math.log(a.value.mid / b.value.mid)) - math.log(q.value.mid))
 

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from expertile.audit.facts import facts
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Row
+from expertile.audit.report import Report, Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 # "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
@@ -19,6 +20,9 @@ _LIMIT = re.compile(
 # What calls a percentage one of a peak.
 SHARE = re.compile(
     r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+)
+_ON_ONE = re.compile(
+    r"(?i)\b(?:everything|all (?:numbers|figures|runs))\b[^.;]{0,40}\b(?:single|one)\W+(?:gpu|card|device)\b"
 )
 SHOWN = re.compile(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"
@@ -76,20 +80,33 @@ def is_limit(own: str) -> bool:
     return bool(_LIMIT.search(own)) and not (SHOWN.search(own) or own.endswith(" of "))
 
 
-def on_sheet(row: Row, q: Quantity) -> bool:
-    """Whether a rate is a peak: called so, or that of a GPU that the report names."""
-    devices = row.report.everything.of("devices")
-    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES))]
+@lru_cache(maxsize=8)
+def _sheet(report: Report) -> tuple[float, ...]:
+    """The peaks and bandwidths of the GPUs that a report names."""
+    devices = report.everything.of("devices")
+    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)) if x]
     if any(d.capability == (9, 0) for d in devices):
         sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
+    return tuple(dict.fromkeys(sheet))
+
+
+def on_sheet(row: Row, q: Quantity) -> bool:
+    """Whether a rate is a peak: called so, or that of a GPU that the report names."""
     if q.kind not in ("rate", "bandwidth"):
         return False
     told = re.search(r"peak(?! at)|theoret|roofline", q.words) or (row.kind == "line" and is_limit(own_words(row, q)))
-    return bool(told) or any(x and q.plain.meets(x, 0.005) for x in sheet)
+    return bool(told) or any(q.plain.meets(x, 0.005) for x in _sheet(row.report))
+
+
+@lru_cache(maxsize=8)
+def _on_one(report: Report) -> bool:
+    return bool(_ON_ONE.search(report.text))
 
 
 def gpu_counts(row: Row) -> tuple[float, ...]:
     """How many GPUs a figure may be the sum of: 1 and every number that the report states."""
+    if _on_one(row.report):
+        return (1.0,)
     return (1.0, *row.report.everything.of("gpus"), *([row.own["gpus"]] if "gpus" in row.own else []))
 
 

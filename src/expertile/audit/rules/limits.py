@@ -48,6 +48,11 @@ _WHOLE = re.compile(
 _TRAFFIC = re.compile(
     r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
 )
+# What calls the bytes of a table those that every call reads.
+_READ_ALL = (
+    r"(?:one|a|each|every) (?:call|launch) (?:has to read|reads)|reads (?:all|each) of it once|"
+    r"read once (?:per|for each|in each)"
+)
 _EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
 _SWEEP = re.compile(
     r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
@@ -74,6 +79,7 @@ _ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\
 _STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
+@lru_cache(maxsize=64)
 @lru_cache(maxsize=64)
 def _says(report: Report, form: str) -> bool:
     """Whether the lower-case text of a report has something of a form."""
@@ -214,13 +220,15 @@ def _by_intensity(row: Row) -> Iterator[Demand]:
 def _moved_each(row: Row) -> Iterator[Demand]:
     """Traffic of each run, in a table's column, in the one time of its row; with cold caches, in the time that is named
     as it is ("fp16 MB", "fp16 us")."""
-    if row.kind != "table" or not row.devices or _CACHED.search(f"{row.text.lower()} {row.headings}"):
+    text = f"{row.text.lower()} {row.headings}".replace("cache (m", "(m")  # a column of what a KV cache holds
+    if row.kind != "table" or not row.devices or _CACHED.search(text):
         return
-    cold = _says(row.report, COLD)
+    cold = _says(row.report, COLD) or _says(row.report, _READ_ALL)
+    read = _says(row.report, _READ_ALL) and row.only("bytes")
     for b, t in itertools.product(row.of("bytes"), row.of("time")):
         (first, *more), (name, *_) = (q.label.lower().split() or [""] for q in (b, t))
         only = _EACH_RUN.search(b.label) and row.only("bytes") and row.only("time")
-        if not only and not (cold and more and first == name and t.value.mid):
+        if not only and not (cold and t.value.mid and ((more and first == name) or (read and b.label))):
             continue
         text, count = f"{b.text} in {t.text}", max(gpu_counts(row))
         yield Demand(b, "bandwidth", b.plain / t.value, text, "traffic", "is this the same run?", count=count)

@@ -67,6 +67,7 @@ _NIC = re.compile(
 _ALONE = re.compile(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
 _ONE_NIC = re.compile(r"\b(?:single|one) (?:adapter|nic|port|hca|cable)\b")
 _PORTS = re.compile(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
+_SENT = re.compile(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
 _ONE_PORT = re.compile(r"(?i)\b(?:one|single|1) port\b")
 _OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
@@ -109,9 +110,14 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
     if row.kind == "table" and q.label == "dram":
         return "memory"
+    if row.kind == "table" and _SENT.search(q.label) and "network" in _parts(row.report.text):
+        return "network"
     if row.kind == "line" and _ONE_PORT.search(row.text) and "network" in _parts(row.report.text):
         return "network"
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
+    block = row.report.blocks[row.block]
+    if row.kind == "line" and block.kind == "code" and block.lines:  # above the lines of one
+        over += f" {block.lines[0].text}"
     whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else set()
     copied = "PCIe" if "PCIe" in whole and "NVLink" not in whole else _part(row.report.text) if whole else ""
     carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
