@@ -11,17 +11,18 @@ import triton.language as tl
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.hopper.limits import storable
-from expertile.ops.launch.versions import FP_FUSION
+from expertile.ops.launch.kernels import launch
 
 
 @triton.jit
 def _zero_tail_kernel(x_ptr, offs_ptr, last_group, length, width, stride_ragged, stride_other, BLOCK: tl.constexpr):
     # One program per BLOCK x 64 patch of [ragged, other]; patches inside the groups leave at once.
+    across = tl.cdiv(width, 64)
     end = tl.load(offs_ptr + last_group)
-    row0 = tl.program_id(0) * BLOCK
+    row0 = tl.program_id(0) // across * BLOCK
     if row0 + BLOCK > end:
         rows = row0 + tl.arange(0, BLOCK)
-        cols = tl.program_id(1) * 64 + tl.arange(0, 64)
+        cols = tl.program_id(0) % across * 64 + tl.arange(0, 64)
         keep = ((rows >= end) & (rows < length))[:, None] & (cols < width)[None, :]
         at = rows.to(tl.int64)[:, None] * stride_ragged + cols.to(tl.int64)[None, :] * stride_other
         tl.store(x_ptr + at, tl.zeros((BLOCK, 64), x_ptr.dtype.element_ty), mask=keep)
@@ -33,11 +34,12 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
     A fresh tensor on a GPU is written in place, by one launch that touches the tail only. Where autograd or a
     compiler looks on, the same is said in differentiable operators. Neither synchronises.
     """
-    if x.is_cuda and type(x) is torch.Tensor and not torch.is_grad_enabled():
+    on_kernels = x.is_cuda or triton.knobs.runtime.interpret
+    if on_kernels and type(x) is torch.Tensor and not torch.is_grad_enabled():
         length, width = x.shape[dim], x.shape[1 - dim]
-        grid = (triton.cdiv(length, 128), triton.cdiv(width, 64))
-        strides = (x.stride(dim), x.stride(1 - dim))
-        _zero_tail_kernel[grid](x, offs, offs.shape[0] - 1, length, width, *strides, BLOCK=128, **FP_FUSION)
+        scalars = (offs.shape[0] - 1, length, width, x.stride(dim), x.stride(1 - dim))
+        if patches := -(-length // 128) * -(-width // 64):
+            launch(_zero_tail_kernel, patches, (x, offs), scalars, (128,), num_warps=4)
         return x
     if hasattr(offs, "placements"):  # a DTensor, which compares with DTensors alone
         inside = offs.new_ones(x.shape[dim]).cumsum(0) <= offs[-1]

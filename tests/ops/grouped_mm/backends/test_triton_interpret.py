@@ -18,6 +18,7 @@ else:
     from expertile.ops.grouped_mm.backend import Operands
     from expertile.ops.grouped_mm.backends import triton_pointer, triton_tma
     from expertile.ops.grouped_mm.problem import Layout, Problem
+    from expertile.ops.grouped_mm.tail import zero_tail
     from tests.ops.grouped_mm.cases import CASES, Case, check, expected, make, poisoned_out
 
     interpreter.repair()
@@ -78,3 +79,16 @@ else:
         for name in ("m-plain", "m-weights-kn", "m-bias", "k-wgrad", "n-plain", "b-plain", "b-weights-kn"):
             case = next(c for c in CASES if c.name == name)
             assert triton_tma.BACKEND.supports(problem_of(case, make(case)), device) is None
+
+    @pytest.mark.parametrize(
+        "shape, dim, ends",
+        [((300, 130), 0, [10, 150]), ((130, 300), 1, [10, 150, 150]), ((5, 3), 0, [0]), ((0, 3), 0, [0])],
+    )
+    @pytest.mark.parametrize("by_columns", [False, True])
+    def test_what_lies_past_the_last_group_becomes_zero(shape, dim, ends, by_columns):
+        x = torch.full(shape, float("nan"))
+        x.narrow(dim, 0, ends[-1]).fill_(1.0)
+        x = x.t().contiguous().t() if by_columns else x
+        with torch.no_grad():
+            found = zero_tail(x, torch.tensor(ends, dtype=torch.int32), dim)
+        assert found is x and x.sum() == ends[-1] * shape[1 - dim] and not x.isnan().any()
