@@ -79,10 +79,17 @@ class Block:
         return "\n".join(line.text for line in self.lines)
 
 
+# "8,1 ms" as the Continent writes it, in a table without a point.
+_DECIMAL_COMMA, _POINT = re.compile(r"(\d{1,3}),(\d{1,2})(?= ?\D{0,8}$)"), re.compile(r"\d\.\d")
+
+
 def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) -> Table:
     """A table whose rows are as long as its header; longer ones are cut, shorter ones filled."""
     width = len(header)
-    filled = tuple((number, tuple((cells + [""] * width)[:width])) for number, cells in rows)
+    cells = [cell for _, some in rows for cell in some]
+    if sum(bool(_DECIMAL_COMMA.fullmatch(cell)) for cell in cells) > 3 and not any(map(_POINT.search, cells)):
+        rows = [(number, [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in some]) for number, some in rows]
+    filled = tuple((number, tuple((some + [""] * width)[:width])) for number, some in rows)
     return Table(tuple(h.strip() for h in header), filled, line)
 
 
@@ -247,6 +254,9 @@ def _placed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     return table_of(header, [(n, [m[0] for m in cells]) for n, cells in rows], lines[i].number), len(rows) + 1
 
 
+_BLANK = ("-", "–", "—", "--", "n/a", "N/A")
+
+
 def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns set with spaces; a column of row numbers before the header's first is dropped."""
     found: list[tuple[Table, int]] = []
@@ -290,7 +300,8 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]
             if text and not _RULE.match(text):
-                if len(cells) != len(header) or sum(map(is_numeric, cells)) * 2 < len(cells):
+                figures = sum(is_numeric(c) or c in _BLANK for c in cells) if any(map(is_numeric, cells)) else 0
+                if len(cells) != len(header) or figures * 2 < len(cells):
                     # One line may stand between two rows.
                     if between or not rows or len(header) < 4:
                         break
