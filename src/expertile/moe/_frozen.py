@@ -261,10 +261,12 @@ def frozen_mlp(x: _T, topk_ids: _T, topk_weights: _T, experts: Experts, lora: Lo
         factors += [None, None] if adapter is None else adapter.factors(count, x.dtype)
     scales = tuple(0.0 if adapter is None else float(adapter.scale) for adapter in adapters)
     operands: Any = (x, topk_weights, experts.gate_up_bias, experts.down_bias, *factors)
-    form, kinds = experts.form[:2], BaseProducts.parts(experts)
+    form, through = experts.form[:2], traced(x)
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
-    if traced(x):
-        return _call(*operands, topk_ids, *_packed(*kinds), *form, *scales, grad)[0]  # type: ignore[no-any-return]
-    if not grad:
+    if not grad and not through:
         return _forward(BaseProducts(experts.gate_up, experts.down), operands, topk_ids, form, scales)[0]  # type: ignore[arg-type]
-    return _FrozenMlp.apply(topk_ids, form, scales, kinds[0], *operands, *kinds[1])
+    kinds, weights = BaseProducts.parts(experts)
+    if through:
+        packed = _packed(kinds, weights)
+        return _call(*operands, topk_ids, *packed, *form, *scales, grad)[0]  # type: ignore[no-any-return]
+    return _FrozenMlp.apply(topk_ids, form, scales, kinds, *operands, *weights)
