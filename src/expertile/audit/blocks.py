@@ -87,7 +87,7 @@ def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) ->
     """A table whose rows are as long as its header; longer ones are cut, shorter ones filled."""
     width = len(header)
     cells = [cell for _, some in rows for cell in some]
-    if sum(bool(_DECIMAL_COMMA.fullmatch(cell)) for cell in cells) > 3 and not any(map(_POINT.search, cells)):
+    if not any(map(_POINT.search, cells)) and sum(bool(_DECIMAL_COMMA.fullmatch(cell)) for cell in cells) > 3:
         rows = [(number, [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in some]) for number, some in rows]
     filled = tuple((number, tuple((some + [""] * width)[:width])) for number, some in rows)
     return Table(tuple(h.strip() for h in header), filled, line)

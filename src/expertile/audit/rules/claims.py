@@ -205,12 +205,18 @@ def unequal_work(report: Report) -> Iterator[Finding]:
                 yield from _unequal(q, (), (of, base.own | base.bare), (t, r.own | r.bare))
 
 
+def _compared(row: Row) -> tuple[list[Quantity], list[Quantity]]:
+    """The two times of a sentence and the one speed-up that it says they make, or nothing."""
+    times, gains = ([q for q in row.of(kind) if q.exact] for kind in ("time", "ratio"))
+    return (times, gains) if (len(times), len(gains)) == (2, 1) and not _MEANT.search(row.text) else ([], [])
+
+
 def unequal_runs(report: Report) -> Iterator[Finding]:
     """A speed-up of two runs' durations, whose lists of figures say that they made unequal numbers of tokens."""
     runs = [r for r in records(report) if r.kind == "lines" and len(r.figures) > 4]
     for row in report.lines_of_text if len(runs) > 1 else ():
-        times, gains = [q for q in row.of("time") if q.exact], [q for q in row.of("ratio") if q.exact]
-        if len(times) != 2 or len(gains) != 1 or _MEANT.search(row.text):
+        times, gains = _compared(row)
+        if not gains:
             continue
         for a, b in itertools.permutations(runs, 2):
             of = {f.words: f for f in b.figures}
@@ -229,8 +235,8 @@ def unequal_steps(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     runs = [(t, w) for r in lines if (t := r.only("time")) and (w := r.only("tokens_per_s") or r.only("items_per_s"))]
     for row in lines if len(runs) > 1 else ():
-        times, gains = [q for q in row.of("time") if q.exact], [q for q in row.of("ratio") if q.exact]
-        if len(times) != 2 or len(gains) != 1 or _MEANT.search(row.text) or row.of("tokens_per_s", "items_per_s"):
+        times, gains = _compared(row)
+        if not gains or row.of("tokens_per_s", "items_per_s"):
             continue
         held = [[(t, w) for t, w in runs if t.value.meets(q.value) and t.line != q.line] for q in times]
         if len(held[0]) == len(held[1]) == 1 and gains[0].value.meets(times[0].value / times[1].value, 0.02):

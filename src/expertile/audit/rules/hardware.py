@@ -104,7 +104,7 @@ def _on_one(report: Report) -> bool:
 
 
 def gpu_counts(row: Row) -> tuple[float, ...]:
-    """How many GPUs a figure may be the sum of: 1 and every number that the report states."""
+    """How many GPUs a figure may be the sum of: 1, and every number that the report states unless all ran on one."""
     if _on_one(row.report):
         return (1.0,)
     return (1.0, *row.report.everything.of("gpus"), *([row.own["gpus"]] if "gpus" in row.own else []))

@@ -62,11 +62,11 @@ def _sheet(s: Sheet, columns: list[int]) -> Iterator[Finding]:
     rates = [c for c in columns if kinds[c] in RATES]
     asked = set[int]()
     for n, first in itertools.product((3, 4, 5, 6), rates):
-        for others in itertools.combinations([c for c in columns if c != first], n - 1):
-            # Of two rates or times of a kind that stand in another order, each pair would be found twice.
+        alike = [c for c in columns if c != first and same_statistic(s.header[first], s.header[c])]
+        for others in itertools.combinations(alike, n - 1):
             for signs in itertools.product((1, -1), repeat=n - 1):
                 powers = {first: 1, **dict(zip(others, signs, strict=True))}
-                if _balanced(powers, kinds) and _alike(s, powers):
+                if _balanced(powers, kinds):
                     yield from _odd(s, powers, logs, offs, kinds, asked)
 
 
@@ -74,11 +74,6 @@ def _balanced(powers: dict[int, int], kinds: dict[int, str]) -> bool:
     """Whether no second is left over; and what is left is not just one quotient, of kernels that are always as fast."""
     seconds = sum(p if kinds[c] in RATES else -p if kinds[c] in _TIMES else 0 for c, p in powers.items())
     return seconds == 0 and len({kinds[c] for c in powers}) > 1
-
-
-def _alike(s: Sheet, powers: dict[int, int]) -> bool:
-    first, *others = (s.header[c] for c in powers)
-    return all(same_statistic(first, name) for name in others)
 
 
 def _odd(

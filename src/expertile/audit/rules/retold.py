@@ -225,9 +225,9 @@ def _of_tables(
         if any(may_be(q, a.value / b.value, change, 0.01) for a in told for b in (*told, *cells) if a is not b):
             return
     bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
-    gains = [mid(x) for g, rows in held for c in g.columns("ratio") for r in rows if (x := r.figure(c))]
-    if q.kind == "ratio" and len(gains) > 2 and _UP_TO.search(row.text[: q.start]):
-        made = gains  # a column has them all
+    if q.kind == "ratio" and _UP_TO.search(row.text[: q.start]):
+        gains = [mid(x) for g, rows in held for c in g.columns("ratio") for r in rows if (x := r.figure(c))]
+        made = gains if len(gains) > 2 else made  # a column has them all
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
     change = "loss" if off_time else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.

@@ -194,16 +194,10 @@ def _backward_placed(placed: Any, dy: Any, h: Any, weight: Any, bias: Any, mean:
 
     dsum, *needs = rest
     whole, sums = Replicate(), Partial() if placed.is_shard() else Replicate()
-    vectors = [sums if v is not None and need else whole for v, need in zip((weight, bias), needs, strict=True)]
+    made = [sums if v is not None and need else whole for v, need in zip((weight, bias), needs, strict=True)]
+    vectors = [None if v is None else whole for v in (weight, bias)]
     rows = [None if t is None else placed for t in (mean, rstd, dsum)]
-    return [placed, *vectors], [
-        placed,
-        placed,
-        *(None if v is None else whole for v in (weight, bias)),
-        *rows,
-        None,
-        None,
-    ]
+    return [placed, *made], [placed, placed, *vectors, *rows, None, None]
 
 
 _call_backward = define(
