@@ -88,7 +88,9 @@ def test_every_rival_of_every_operator_passes_the_gate_or_says_why_not(op, devic
     bad = [r for r in found if r.status in ("wrong", "refused", "failed")]
     assert not [(r.backend, r.policy, r.reason) for r in bad if r.backend not in wrong]
     assert {r.backend for r in bad} == wrong and all(r.status == "wrong" and r.rel_error > 0.1 for r in bad)
-    ours = {r.status for r in found if r.backend == "expertile"}
+    # A step that autograd runs is not for a graph.
+    eager = {r.name for r in operators()[op].rivals if not r.graph}
+    ours = {r.status for r in found if r.backend == "expertile" and not (r.policy == "graph" and r.backend in eager)}
     # `diagnose` compares torch's own calls.
     assert ours == ({"ok"} if not op.startswith("diagnose_") else set())
 

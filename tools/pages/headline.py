@@ -213,6 +213,10 @@ def _footnote(found: Sequence[Standing]) -> str:
     return " ".join(filter(None, notes))
 
 
+# docs/notes/grouped_mm.md, "quack".
+_FIXED = ", which the best of 13 beats by 7 to 16 % on others (docs/notes/grouped_mm.md)"
+
+
 def _choice(s: Standing) -> str:
     """What choosing loses: auto beside the fastest of all that ran, our own configurations included."""
     contests = s.run.contests_of("graph")
@@ -222,7 +226,9 @@ def _choice(s: Standing) -> str:
         shares = [best.seconds / ours.seconds for best, ours in found]
         return f"{geometric_mean(shares):.3f} (worst {min(shares):.2f})" if shares else None
 
-    measured, fixed = reached("measure"), "" if s.absent else ", quack in its one fixed configuration"
+    tiles = any(row.backend == "quack" and row.config.get("block_m") for row in s.run.rows)
+    fixed = "" if s.absent or tiles else f", quack in its one fixed configuration{_FIXED}"
+    measured = reached("measure")
     raced = f', and `backend="measure"`, which races candidates at a problem\'s first call, {measured}'
     return (
         f"Random products: {s.timed} shapes that the tuned table had not seen, {len(s.ratios)} of them with a rival"

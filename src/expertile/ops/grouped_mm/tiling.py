@@ -41,11 +41,11 @@ class Tile(NamedTuple):
 
 def tile_of(fields: Mapping[str, Any]) -> Tile | None:
     """The tile of a config with these fields, None where it has none."""
-    if not {"block_m", "block_n", "block_k"} <= fields.keys():
+    height, width = fields.get("block_m"), fields.get("block_n")
+    if not height or not width:
         return None
-    height = fields["block_m"]
     alone = height // 2 if fields.get("mode") == "split" else height
-    return Tile(height, fields["block_n"], fields["block_k"], alone, fields.get("blocks_per_sm", 1))
+    return Tile(height, width, fields.get("block_k", 64), alone, fields.get("blocks_per_sm", 1))
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ problems.
 
 A candidate that a neighbour does not list counts as the best listed one that differs from it in what changes times
 least (`tuned.loose_key`). Where there is none it was screened out, so it was slower than those listed; it counts with a
-penalty. Only a neighbour that was measured before one of the candidate's flags existed says nothing of it.
+penalty. Only a neighbour that was measured before one of the candidate's fields existed says nothing of it.
 """
 
 import math
@@ -49,19 +49,19 @@ class Rival:
 
 class _Facts(NamedTuple):
     """How tables call a backend with a config, by all of the config (`exact`) and without what changes times least;
-    the flags that are on, and the tile."""
+    the fields that are set, and the tile."""
 
     exact: str
     loose: str
-    flags: frozenset[str]
+    given: frozenset[str]
     tile: Tile | None
 
 
 @lru_cache(maxsize=4096)
 def _facts(backend: str, config: Any) -> _Facts:
     fields = config_dict(config)
-    flags = frozenset(k for k, v in fields.items() if v is True)
-    return _Facts(candidate_key(backend, fields), loose_key(backend, fields), flags, tile_of(fields))
+    given = frozenset(k for k, v in fields.items() if v)
+    return _Facts(candidate_key(backend, fields), loose_key(backend, fields), given, tile_of(fields))
 
 
 def expected_seconds(
@@ -100,13 +100,13 @@ def expected_slowdowns(
         slowdowns, backends = measured.slowdowns, measured.backends
         there = modelled_logs(measured.features, tiles, device)
         differ: dict[Tile | None, float] = {tile: _CARRIED * (here[tile] - there[tile]) for tile in here}
-        for i, name, key, (_, loose, flags, tile) in candidates:
+        for i, name, key, (_, loose, given, tile) in candidates:
             log = slowdowns.get(key)
             if log is None:
                 log = slowdowns.get(loose)
             if log is None:
                 of_backend = backends.get(name)
-                if of_backend is None or not flags <= measured.fields[name]:
+                if of_backend is None or not given <= measured.fields[name]:
                     continue
                 # By how much nobody knows, so what is modelled makes it no better.
                 log = max(of_backend, _SCREENED_OUT) + _PENALTY + max(0.0, -differ.get(tile, 0.0))

@@ -276,8 +276,8 @@ def _compact(value: Any) -> str:
 def candidate_key(backend: str, config: Mapping[str, Any]) -> str:
     """One string for a backend and a config: strings remember their hash.
 
-    A flag that is off is left out, so that a table from before the flag existed still knows the config."""
-    return f"{backend} {sorted((k, v) for k, v in config.items() if v is not False)}"
+    What is off or 0 is left out, so that a table from before the field existed still knows the config."""
+    return f"{backend} {sorted((k, v) for k, v in config.items() if v)}"
 
 
 def loose_key(backend: str, config: Mapping[str, Any]) -> str:

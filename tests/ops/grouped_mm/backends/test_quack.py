@@ -2,8 +2,9 @@
 
 import sys
 from dataclasses import replace
+from importlib import metadata
 from itertools import pairwise
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -40,13 +41,31 @@ def gemm(a, b, out, bias, tuned, cu_seqlens_m=None, cu_seqlens_k=None):
     gemm.tuned = tuned
 
 
+def gemm_with(a, b, out, *, C, bias, config, **cu_seqlens):
+    """quack.gemm_interface.gemm_tuned.fn, which takes a configuration."""
+    assert C is None
+    gemm(a, b, out, bias, config, **cu_seqlens)
+
+
 @pytest.fixture
 def installed(monkeypatch):
-    interface = ModuleType("quack.gemm_interface")
-    interface.gemm = gemm
+    """quack 0.6.5, as far as it is called."""
+    interface, configs = ModuleType("quack.gemm_interface"), ModuleType("quack.gemm_config")
+    interface.gemm, interface.gemm_tuned = gemm, SimpleNamespace(fn=gemm_with)
+    configs.GemmConfig = SimpleNamespace
     monkeypatch.setitem(sys.modules, "quack", ModuleType("quack"))
     monkeypatch.setitem(sys.modules, "quack.gemm_interface", interface)
+    monkeypatch.setitem(sys.modules, "quack.gemm_config", configs)
     monkeypatch.setattr(quack, "find_spec", lambda name: object())
+    of_version(monkeypatch, "0.6.5")
+    yield
+    of_version(monkeypatch, "0.6.5")
+
+
+def of_version(monkeypatch, version):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    quack._takes_tiles.cache_clear()
+    quack._gemm_config.cache_clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -57,12 +76,31 @@ def test_arguments_of_each_case(case, installed):
     if reason is not None:
         pytest.skip(reason)
     out = poisoned_out(case)
-    default, untuned = BACKEND.configs(problem, H200)
+    default, untuned, *tiles = BACKEND.configs(problem, H200)
     assert BACKEND.run(problem, Operands(a, b, offs, bias), default, out) is out
     check(case, out, expected(case, a, b, offs, bias))
     assert gemm.tuned is True
     BACKEND.run(problem, Operands(a, b, offs, bias), untuned, out)
     assert gemm.tuned is False
+    for config in tiles:
+        out = poisoned_out(case)
+        BACKEND.run(problem, Operands(a, b, offs, bias), config, out)
+        check(case, out, expected(case, a, b, offs, bias))
+        given = gemm.tuned
+        assert (given.tile_m, given.tile_n) == (config.block_m, config.block_n)
+        assert (given.cluster_m, given.cluster_n, given.pingpong) == (
+            config.cluster_m,
+            config.cluster_n,
+            config.pingpong,
+        )
+
+
+def test_tiles_are_those_of_hopper_and_of_a_quack_that_takes_them(installed, monkeypatch):
+    assert len(BACKEND.configs(PLAIN, H200)) == 6
+    assert len(BACKEND.configs(PLAIN, Device.by_name("b200"))) == 2
+    for version in ("0.5.3", "0.6.4", "main"):
+        of_version(monkeypatch, version)
+        assert len(BACKEND.configs(PLAIN, H200)) == 2
 
 
 @pytest.mark.parametrize(
