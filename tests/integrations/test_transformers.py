@@ -77,6 +77,18 @@ def test_a_model_against_eager(name, tmp_path, monkeypatch):
     assert torch.equal(again.generate(prompt, **options), generated)
 
 
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
+def test_checkpointing_changes_no_gradient(name):
+    model, ids = make_model(name).train(), tokens(2, 12)
+    _, grads = run(model, "expertile", ids)
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        assert_same(run(model, "expertile", ids)[1], grads)
+    model.gradient_checkpointing_disable()
+    with torch.autograd.graph.save_on_cpu():
+        assert_same(run(model, "expertile", ids)[1], grads)
+
+
 class Config:
     """What `use_experts_implementation` and the classes below read."""
 
