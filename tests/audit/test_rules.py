@@ -792,6 +792,13 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "step 3 | 360,831 tok/s | mfu 42.6%\n",
         # GPU-hours count no GPUs.
         "Trained for 5.5 days on 64 GPUs: 8,448 GPU-hours.",
+        # a bound of two; what is read besides
+        "One L4. The weights take at least 53.5 ms (A) and 26.8 ms (B) to read. "
+        "B also reads 1.07 GB of FP16 cache per step, 245 GB/s in all.",
+        # two runs, of which one has a part more
+        "| | plain | speculative |\n|---|---|---|\n| passes of the 70B model per step | 1 | 1 |\n"
+        "| time of that pass | 17.6 ms | 18.1 ms |\n| step time | 17.6 ms | 21.5 ms |",
+        "saving the checkpoint (13.48 GB bf16 weights, 80.88 GB fp32 master + moments)",
     ],
 )
 def test_nothing_is_asked_where_the_text_answers(text):

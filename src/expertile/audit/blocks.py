@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import RATES, Unit, match_unit, unit_of_name
+from expertile.audit.units import RATES, TIMES, Unit, match_unit, unit_of_name
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
@@ -24,6 +24,7 @@ _COUNTER = re.compile(
 _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
 # "[ 40,  42)" is one cell.
 _INTERVAL = re.compile(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
+_TOTAL = re.compile(r"(?i)\W*(?:total|sum|mean|average|overall|geomean)\b(?=.*\d)")
 _GAP = re.compile(r"\s{2,}|\t+")
 _MEASURES = re.compile(
     r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
@@ -31,7 +32,8 @@ _MEASURES = re.compile(
 )
 # "All rates in TFLOP/s", "(times in us)", "units: GB/s"
 _ALL_IN = re.compile(
-    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
+    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
+    r"(?<=[.;] )(?=(?:[mµu]s|seconds) per [a-z]+, )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
     r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
     r"throughputs?)\b(?: of [\w ]{1,16})?"
     r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
@@ -190,10 +192,12 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
             at.append(to)
         return [text[a:b].strip() for a, b in itertools.pairwise([*at, 999])]
 
-    body = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])
-    rows = [(line.number, cut(line.text)) for line in body]
-    head = cut(lines[i].text)
-    return (table_of(head, rows, lines[i].number), len(rows) + 2) if rows and _header_ok(head) else None
+    body = list(itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :]))
+    end, *total = (*lines[i + 2 + len(body) :][:2], lines[i])  # one may stand below another rule
+    total = [n for n in total[:-1] if _RULE.match(end.text) and _TOTAL.match(n.text)]
+    rows, head = [(line.number, cut(line.text)) for line in (*body, *total)], cut(lines[i].text)
+    used = len(rows) + 2 + len(total)
+    return (table_of(head, rows, lines[i].number), used) if rows and _header_ok(head) else None
 
 
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
@@ -202,7 +206,7 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         within = rf"{mark}(?![^()]*\))" if len(text) < 999 and not bars else mark  # not within brackets
         header = _split(within, text)
         # Where the marks leave no doubt, a heading may name a part and its figures.
-        names = [re.sub(r"\(.*?\)", "", h) for h in header] if latex else header
+        names = [re.sub(r"\(.*?\)|(?<=[A-Za-z]) v?\d+(?:\.\d+)+", "", h) for h in header] if latex else header
         if len(header) < (2 if bars or latex else 3) or not _header_ok(names) or max(map(len, header)) > 40 + 99 * bars:
             continue
         rule = _RULE if bars else _LATEX_RULE if latex else re.compile("(?!)")
@@ -356,7 +360,7 @@ def turned(table: Table) -> Table | None:
 def with_units(blocks: list[Block], text: str) -> list[Block]:
     """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
     found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "bytes", *RATES)]
+    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "s_per_item", "bytes", *RATES)]
     told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
     reach = 40 if text.count("\n") > 80 else 80
     units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
@@ -373,7 +377,9 @@ def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
     ((unit, name),) = units.items()
     known = [unit_of_name(clean(h)) for h in table.header]
     header = list(table.header)
-    for c, h in enumerate(header if not any(u and u.kind == unit.kind for u in known) else ()):
+    for c, h in enumerate(
+        header if not any(u and (u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES}) for u in known) else ()
+    ):
         cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
         decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
         if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):

@@ -84,7 +84,8 @@ def is_limit(own: str) -> bool:
 def _sheet(report: Report) -> tuple[float, ...]:
     """The peaks and bandwidths of the GPUs that a report names."""
     devices = report.everything.of("devices")
-    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)) if x]
+    formats = [f for f in DTYPES if f != "tf32" or "tf32" in report.text]  # else it is nobody's peak
+    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in formats)) if x]
     if any(d.capability == (9, 0) for d in devices):
         sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
     return tuple(dict.fromkeys(sheet))

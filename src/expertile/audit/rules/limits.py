@@ -31,9 +31,11 @@ _CACHED = re.compile(
 _CACHE = re.compile(r"(?i)\W*(?:of )?(?:l[12]|(?:last[- ]level )?cache|shared|smem|llc)\b")  # what follows its size
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = (
-    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )(?<!--)flush|"
-    r"rotat|cycl|(?:larger|bigger) than|more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
+    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )"
+    r"(?<!not\* )(?<!--)flush|rotat|cycl|(?:larger|bigger) than|"
+    r"more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
 )
+_STOCK = r"\bstock (?:clock|memory|speed|setting|freq)|\b(?:no|not|without)(?: \w+)? (?:oc\b|over-?clock)"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
 # Beside one GPU of which the number is not stated.
@@ -67,6 +69,7 @@ _RESIDENT = re.compile(
     r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|on.chip|"
     r"cache.resident|in.cache|fits? in (?:the )?l2"
 )
+_IN_CACHE = re.compile(r"(?i)(?<!not )\b(?:l2|cache)[ -]resident")
 _PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
 _FIRST = re.compile(r"(?i)\bttft\b|time to first token|prefill")
 _REUSED = re.compile(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enabled)|sparse attention|moe|mixture")
@@ -79,7 +82,6 @@ _ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\
 _STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
-@lru_cache(maxsize=64)
 @lru_cache(maxsize=64)
 def _says(report: Report, form: str) -> bool:
     """Whether the lower-case text of a report has something of a form."""
@@ -174,7 +176,7 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     # "… got 13.2 TB/s, where the H200 has 4.8 TB/s": the text knows.
     knows = row.kind == "line" and any(x is not q and on_sheet(row, x) for x in row.of("bandwidth"))
     certain = 1.0 if sure and not (other or knows) and one_part else math.inf
-    slack = 1.1 if "GeForce" in device.name else 1.04
+    slack = 1.1 if "GeForce" in device.name and not _says(row.report, _STOCK) else 1.04
     # Where the text speaks of caches and of no cold one, they may have held it.
     held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, COLD)
     if not held and (not other or (big and other[0] == "effective")):
@@ -218,20 +220,23 @@ def _by_intensity(row: Row) -> Iterator[Demand]:
 
 
 def _moved_each(row: Row) -> Iterator[Demand]:
-    """Traffic of each run, in a table's column, in the one time of its row; with cold caches, in the time that is named
-    as it is ("fp16 MB", "fp16 us")."""
-    text = f"{row.text.lower()} {row.headings}".replace("cache (m", "(m")  # a column of what a KV cache holds
-    if row.kind != "table" or not row.devices or _CACHED.search(text):
+    """Traffic of each run, in a table's column, in the one time of its row; with cold caches, what is called read, or a
+    KV cache, in every time, other columns in the time that is named as they are ("fp16 MB", "fp16 us")."""
+    text = re.sub(r"kv[ -]?cache|cache (?=\(m)", "kv ", f"{row.text.lower()} {row.headings}")  # what a KV cache holds
+    if row.kind != "table" or not row.devices or _CACHED.search(text) or _IN_CACHE.search(row.lead):
         return
-    cold = _says(row.report, COLD) or _says(row.report, _READ_ALL)
-    read = _says(row.report, _READ_ALL) and row.only("bytes")
-    for b, t in itertools.product(row.of("bytes"), row.of("time")):
+    all_read = _says(row.report, _READ_ALL)
+    cold, decode = _says(row.report, COLD) or all_read, _says(row.report, "decod")
+    for b, t in itertools.product(row.of("bytes"), row.of("time", "s_per_item")):
         (first, *more), (name, *_) = (q.label.lower().split() or [""] for q in (b, t))
         only = _EACH_RUN.search(b.label) and row.only("bytes") and row.only("time")
-        if not only and not (cold and t.value.mid and ((more and first == name) or (read and b.label))):
-            continue
-        text, count = f"{b.text} in {t.text}", max(gpu_counts(row))
-        yield Demand(b, "bandwidth", b.plain / t.value, text, "traffic", "is this the same run?", count=count)
+        told = all_read or _TRAFFIC.search(b.label) or (decode and re.search(r"(?i)\bkv\b", b.label))
+        read = bool(row.only("bytes") and told and b.label)
+        if only or (cold and t.value.mid and ((more and first == name) or read)):
+            rate, text, ask = b.plain / t.value, f"{b.text} in {t.text}", "is this the same run?"
+            count, slack = max(gpu_counts(row)), 1.06 if cold and read else 0.0
+            if all_read or not read or rate.mid < 8 * count * memory_of(row):  # else of all layers
+                yield Demand(b, "bandwidth", rate, text, "traffic", ask, count=count, slack=slack)
 
 
 def _moved(row: Row) -> Iterator[Demand]:
