@@ -301,6 +301,9 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
             cells = [cell for cell in split.split(text) if cell != ":"]
             if len(cells) < len(header) == len(loose := text.split()):  # a figure as wide as its column
                 cells = loose
+            more = len(cells) - len(header)
+            if split is _GAP and more > 0 and cells[0] not in _BLANK and not any(map(is_numeric, cells[: more + 1])):
+                cells = [" ".join(cells[: more + 1]), *cells[more + 1 :]]  # "FP8,  TP8"
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]
             if text and not _RULE.match(text):

@@ -27,7 +27,9 @@ _SYMBOLS = (
 )
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 # A dollar before a figure that no dollar ends as LaTeX would.
-_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))")
+_PRICE = re.compile(
+    r"\$ (?=\d[\d.,]*/)|\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))"
+)
 _GLOSSARY = (
     "ms: 毫秒; us: 微秒; s: 秒; hours: 小时; minutes: 分钟; per million: 每百万; per second: 每秒; "
     "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; "
@@ -70,7 +72,8 @@ _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(
     r"(?i)(?:(?:speed-?up|factor)(?: factor)? (?:of|is|was)|geo(?:metric )?-?mean(?: of| is|,|:)?|"
-    r"mean of (?:the |all )?(?:\w+ )?speed-?ups (?:is|was)) (?:about )?\W*$"
+    r"mean (?:of|over) (?:the |all )?(?:\w+ )?speed-?ups(?: (?:of|over|on|across) [\w ]{3,24})? (?:is|was)) "
+    r"(?:about )?\W*$"
 )
 _LIST = re.compile(
     rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of|→|->) |"

@@ -39,6 +39,7 @@ _WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
 _MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
 SPOKEN = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _ITEM = re.compile(r"\s*[*+•-] ")
+_PER_MILLION = re.compile(r"(?i)(?:per|/) ?(?:(?:1 )?million|1?M) (?:output |input |generated )?tokens?\b")
 _COMMAND = re.compile(r"\s*\\[a-z]+(?:\{|\[|$)")  # of LaTeX
 _SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
@@ -47,6 +48,8 @@ def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
+    if _PER_MILLION.search(text):
+        text = re.sub(r"(?<=\d )per M(?=[\s.,;)]|$)", "per M tokens", text)
     jobs = {m[1]: re.sub(r"(?<=\d)B$", " bytes", m[2]) for m in _JOB.finditer(text)} if "IOPS=" in text else {}
     text = _RESULT.sub(lambda m: m[0].replace("IOPS=", f"bs={jobs[m[1]]}, IOPS=") if m[1] in jobs else m[0], text)
     text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))

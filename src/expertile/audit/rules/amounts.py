@@ -146,11 +146,14 @@ def spent(report: Report) -> Iterator[Finding]:
         + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
         "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
     }
-    for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):
+    rows = [*report.lines_of_text, *(r for r in report.rows if r.kind == "record")]
+    for row, q in ((r, q) for r in rows for q in r.of(*made) if q.exact and q.value.mid):
         parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
         some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
         near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
-        said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
+        record = row.kind == "record"
+        asked = _ASKED.search(q.label if record else re.sub(r"\([^()]*\)", "", row.text))
+        said = (record or _SPENT.search(row.text)) and not asked
         if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
             message = f"the times, prices and powers stated make {si(near.mid, UNIT_OF[q.kind])}, not {q.text}"
             yield finding(QUESTION, "cost", f"{message}: of which run is it?", q)

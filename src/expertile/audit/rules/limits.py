@@ -176,7 +176,7 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     # "… got 13.2 TB/s, where the H200 has 4.8 TB/s": the text knows.
     knows = row.kind == "line" and any(x is not q and on_sheet(row, x) for x in row.of("bandwidth"))
     certain = 1.0 if sure and not (other or knows) and one_part else math.inf
-    slack = 1.1 if "GeForce" in device.name and not _says(row.report, _STOCK) else 1.04
+    slack = 1.1 if "GeForce" in device.name and not _says(row.report, _STOCK) else 1.03
     # Where the text speaks of caches and of no cold one, they may have held it.
     held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, COLD)
     if not held and (not other or (big and other[0] == "effective")):

@@ -281,6 +281,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         other = any(r in m.cells and m.fits(r, targets[r], 0.0) for m in rivals)
         # Another column of the kind follows so: this one's may be of something else ("rate, uncompressed").
         beside = (q for q in grid.rows[r].of(kind) if q is not targets[r] and not quotient)
+        beside = (q for q in beside if not all(_alike(best, grid, s, q, targets) for s in told if s != r))
         other |= best.rule != "sum" and any(best.fits(r, q, FIT) for q in beside) and len(told) < 4
         # Where all others agree to the last digit, another convention in this row is asked about.
         excused = best.excused(r, targets[r])
@@ -293,6 +294,12 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
             message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
             yield finding(QUESTION, "mean of ratios", message, s)
+
+
+def _alike(best: Made, grid: Grid, r: int, q: Quantity, targets: Cells) -> bool:
+    """Whether a row has the same in another figure's column, in another unit."""
+    x = grid.rows[r].figure(q.column, q.kind)
+    return x is not None and x.text != targets[r].text and x.plain.meets(targets[r].plain, FIT) and best.fits(r, x, FIT)
 
 
 def _named(text: str) -> set[str]:
