@@ -803,3 +803,22 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
 )
 def test_nothing_is_asked_where_the_text_answers(text):
     assert audit_text(text, "x.md").findings == ()
+
+
+def test_a_sparse_product_is_not_rated_by_what_it_really_multiplied():
+    text = (
+        "gpu: A100-SXM4-80GB\ncounting: 2*m*n*k over the time, zeros included; the sparse peak is 624 TFLOP/s\n"
+        "results:\n"
+        "  - kernel: cusparselt 2:4\n    time_ms: 2.551\n    tflops: 431.0\n    multiplications_{}_gflop: 549.8\n"
+    )
+    assert audit_text(text.format("really_done"), "x.yaml").accusations == ()
+    assert len(audit_text(text.format("counted").replace("sparse", "dense"), "x.yaml").accusations) == 1
+
+
+def test_links_are_not_counted_twice_where_the_bandwidth_is_a_gpus():
+    text = (
+        "#  Rank  0..7 on node h100-14, NVIDIA H100 80GB HBM3, NVLink 4 (18 links, 450 GB/s per direction{})\n\n"
+        "- At 8 GiB each GPU moves 369 GB/s in each\n  direction, 82% of its 450 GB/s of NVLink.\n"
+    )
+    assert audit_text(text.format(" and GPU"), "nccl.txt").accusations == ()
+    assert len(audit_text(text.format(""), "nccl.txt").accusations) == 1

@@ -52,6 +52,9 @@ _LINKS_OF = re.compile(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
     r"(?: (?:of|at|with|[x×]))?\W*$"
 )
+_OF_ALL = re.compile(
+    r"(?i)^[^,;.]*\b(?:per|each|a|in) (?:direction (?:and|per|of each) )?(?:gpu|gcd|card|device|rank|total|all)\b"
+)
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
 _PCIE = re.compile(
     r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?|"
@@ -149,7 +152,8 @@ def limits(report: Report) -> Iterator[Finding]:
                 part = "/".join(facts(own).of("formats"))
                 part = part if q.kind == "rate" else _part(own) or _part(row.text) or _part_of(row, q, own)
                 part = "network" if q in nics else part
-                many = _LINKS_OF.search(own[: own.find(q.text)])
+                after = row.text.partition(q.text)[2]
+                many = None if _OF_ALL.match(after) else _LINKS_OF.search(own[: own.find(q.text)])
                 n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
                 stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}

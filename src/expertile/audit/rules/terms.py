@@ -47,6 +47,7 @@ _DERIVED = re.findall(
     "power s_per_token s_per_item gpu*s bytes tokens flop time",
 )
 # Rates that are no work over the whole time.
+_DONE = re.compile(r"(?i)really|actual|executed|issued|non-?zero")
 _NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
 _REST = re.compile(r"(?i)\W*(?:(?:for|of) (?:the )?(?:rest|others?|headroom|slack)|(?:are |is )?(?:left|free|spare))\b")
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
@@ -152,6 +153,8 @@ def terms(row: Row) -> tuple[Term, ...]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
     typed = [q for q in typed if not (q.kind.endswith("_per_s") and _NO_MEAN.search(f"{q.label}|{q.after}"))]
+    # Of zeros too are a sparse product's rates, not what it "really" multiplied.
+    typed = [q for q in typed if not (q.kind == "flop" and row.report.sparse and _DONE.search(q.label))]
     found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]
