@@ -822,3 +822,26 @@ def test_links_are_not_counted_twice_where_the_bandwidth_is_a_gpus():
     )
     assert audit_text(text.format(" and GPU"), "nccl.txt").accusations == ()
     assert len(audit_text(text.format(""), "nccl.txt").accusations) == 1
+
+
+def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about():
+    run = "```\nattn-bench\nshape: batch=8 heads=16 seqlen={} dim=128\nfwd   median {} ms   114.5 TFLOPS\n```\n"
+    text = f"Old:\n\n{run.format(4096, '9.60')}\nNew:\n\n{{}}\nSo the new one is 2.00x faster on my A100.\n"
+    assert audit_text(text.format(run.format(4096, "4.80")), "x.md").findings == ()
+    (asked,) = audit_text(text.format(run.format(2048, "4.80")), "x.md").findings
+    assert asked.rule == "equal work"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Is 4.1 TB/s of my RTX 4090 real?\n\nNo, the buffer fits in L2.\n",
+        "It is called 80 times a step. The kernel saves 32.8 us per layer, times 80 layers = 2.6 ms.\n\n"
+        "| batch | old us | new us |\n|---|---|---|\n| 1 | 35.2 | 28.0 |\n| 8 | 335.2 | 326.0 |\n| 9 | 94.4 | 76.9 |\n",
+        "Peak of the card's memory: 1152 GB/s with the overclock.\n\n    stock  931 GB/s   92.4% of 1008\n",
+        "# Decode, Mistral-7B FP16 (7.24 B params) on an A10\n\nBatch 1. Launches need 4 ms of CPU time a step.\n",
+        "fp16\n\n[rtx4090]\nbatch = 1\nunet_s = 3.70\nimage_s = 4.01\n",
+    ],
+)
+def test_nothing_is_asked_of_what_the_text_knows(text):
+    assert audit_text(text, "x.md").findings == ()

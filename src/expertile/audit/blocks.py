@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import RATES, TIMES, Unit, match_unit, unit_of_name
+from expertile.audit.units import RATES, unit_of_name
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
@@ -29,20 +29,6 @@ _GAP = re.compile(r"\s{2,}|\t+")
 _MEASURES = re.compile(
     r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
     r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
-)
-# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
-_ALL_IN = re.compile(
-    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
-    r"(?<=[.;] )(?=(?:[mµu]s|seconds) per [a-z]+, )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
-    r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
-    r"throughputs?)\b(?: of [\w ]{1,16})?"
-    r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
-    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
-)
-_NO_MEASURE = re.compile(
-    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
-    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
-    r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"
 )
 
 
@@ -358,36 +344,6 @@ def turned(table: Table) -> Table | None:
     columns = [(h, *(cells[c] for _, cells in table.rows)) for c, h in enumerate(runs, 1)]
     rows = tuple((table.line, cells) for cells in columns)
     return Table((table.header[0], *names), rows, table.line, ((table.line, *numbers),) * len(rows))
-
-
-def with_units(blocks: list[Block], text: str) -> list[Block]:
-    """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
-    found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "s_per_item", "bytes", *RATES)]
-    told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
-    reach = 40 if text.count("\n") > 80 else 80
-    units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
-    for above, of in zip(blocks, units[1:], strict=False):  # a table under "Copy rate (GB/s)"
-        m = re.search(r"\(([^()]+)\)\W*$", above.text) if above.kind == "heading" else None
-        if m and (u := match_unit(m[1])) and u[1] == len(m[1]) and u[0].kind in ("time", "bytes", *RATES):
-            of.setdefault(u[0], m[1])
-    return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]
-
-
-def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
-    if len(units) != 1:
-        return table
-    ((unit, name),) = units.items()
-    known = [unit_of_name(clean(h)) for h in table.header]
-    header = list(table.header)
-    for c, h in enumerate(
-        header if not any(u and (u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES}) for u in known) else ()
-    ):
-        cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
-        decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
-        if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
-            header[c] = f"{h} ({name})"
-    return replace(table, header=tuple(header))
 
 
 def block_facts(block: Block) -> Facts:

@@ -38,7 +38,10 @@ _SCALES = re.compile(
 )
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
-    r"g\d+|group\d*|per|tensor|channel|scales?|zeros?|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+    r"original|a?symmetric|reference|g\d+|group\d*|per|tensor|channel|scales?|zeros?|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+)
+_KV_TYPE = re.compile(
+    r"(?i)kv[-_ ]?cache(?:[-_ ]d?type\W+| in | to )(?:fp8|int[48])|\b(?:fp8|int[48]|[48][- ]bit) kv[- ]cache"
 )
 _SWITCHED = re.compile(r"(?i)switch|instead|with|down to|bring|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti|after")
 _WORD = re.compile(r"[a-z0-9.]+")
@@ -114,7 +117,8 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     bits = sorted(_bits(text))
     known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
     bits = bits if known else [*bits[:1], *wide]
-    kv = "kv" in row.text.lower() and not (known and len(_bits(row.text)) > 1)
+    told = known and len(_bits(row.text)) > 1
+    kv = "kv" in row.text.lower() and not (told or (_KV_TYPE.search(row.text) and len(_bits(row.text)) == 1))
     other = kv or re.search(r"(?i)\b[gm]qa\b", row.text)
     other = other or _NOT_BITS.search(before[-60:] + after) or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
     less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|few|cut|shr[iau]nk", before[-60:] + after)
@@ -140,7 +144,7 @@ def _shrunk(grid: Grid, wide: list[int]) -> Iterator[Finding]:
 
 def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool, slack: float = 1.03) -> Iterator[Finding]:
     most = max(bits) / min(bits)
-    if most > 1 and (base.value / q.value).lo > slack * most:
+    if most > 1 and 4 * max(most, 4) > (base.value / q.value).lo > slack * most:  # else of other things
         ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
         message = f"{ratio}; the bits give at most {most:.3g}x"
         yield finding(INCONSISTENT if sure else QUESTION, "compression", message, q, base)
@@ -194,7 +198,11 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             continue
         body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
         runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
-        runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
+        runs += _printed(report, row)
+        known = {t.line for t, _ in runs}
+        runs += [
+            (t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item")) and t.line not in known
+        ]
         # Of all pairs the one whose quotient is nearest is meant.
         pairs = sorted(itertools.combinations(runs, 2), key=lambda pair: _off(said[0], pair[0][0], pair[1][0]))
         meant = [p for p in pairs if abs(_off(said[0], p[0][0], p[1][0])) < 0.006] or pairs[:1]
@@ -217,6 +225,15 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             above = above or before.get(r.line, [])
             for base, of in above:
                 yield from _unequal(q, (), (of, base.own | base.bare), (t, r.own | r.bare))
+
+
+def _printed(report: Report, row: Row) -> list[tuple[Quantity, dict[str, float]]]:
+    """The times of preformatted lines that differ in their figures alone, each with the sizes above it in its block."""
+    code = [r for r in report.lines_of_text if report.blocks[r.block].kind == "code" and abs(r.line - row.line) < 40]
+    timed = [(r, t, re.sub(r"[\d.,]+", "0", r.text)) for r in code if (t := r.only("time"))]
+    alike = [(r, t) for r, t, form in timed if [f for *_, f in timed].count(form) == 2]
+    held = [(t, {n: s.value for n in _WORK if (s := r.size(n)) and s.near}) for r, t in alike]
+    return held if len(held) == 2 else []
 
 
 def _of_two(grid: Grid) -> Iterator[Finding]:

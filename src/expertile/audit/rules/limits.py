@@ -21,7 +21,7 @@ from expertile.device import DTYPES
 NO_RUN_OF_ONE = re.compile(
     r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equiv|"
     r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|\bsol\b|capab|hardware|advertised|"
-    r"projected|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
+    r"projected|full square|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|"
@@ -76,7 +76,7 @@ _REUSED = re.compile(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enab
 _AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
 _NO_DECODE = re.compile(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
-    r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
+    r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
 )
 _ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
 _STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
@@ -112,7 +112,9 @@ def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
     for row in report.all_rows:
-        others = (f(row) for f in (_moved_each, _moved, _by_intensity, _generated, _swept, _updated, _prompted))
+        others = (
+            f(row) for f in (_moved_each, _moved, _worked, _by_intensity, _generated, _swept, _updated, _prompted)
+        )
         for d in itertools.chain(_stated(row), _computed(row, largest), *others):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
@@ -179,6 +181,8 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     slack = 1.1 if "GeForce" in device.name and not _says(row.report, _STOCK) else 1.03
     # Where the text speaks of caches and of no cold one, they may have held it.
     held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, COLD)
+    small = row.of("bytes") and all(b.value.mid < 2 * device.l2_bytes for b in row.of("bytes"))
+    held |= bool(small) and not sure and _says(row.report, r"\bl2\b|cache")
     if not held and (not other or (big and other[0] == "effective")):
         ask = "did the data fit in a cache?"
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)
@@ -206,6 +210,17 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
                 certain = 0.0 if sure else math.inf
                 sparse = row.report.sparse
                 yield Demand(q, "rate", rate, text, "bound", ask, certain, formats, count, sparse=sparse, lines=t.lines)
+
+
+def _worked(row: Row) -> Iterator[Demand]:
+    """The FLOPs that a table's row states, in its one time."""
+    work, t = (row.only("flop"), row.only("time")) if row.kind == "table" and row.devices else (None, None)
+    fewer = re.search(r"winograd|strassen|conv|fft", row.words) and not _says(row.report, r"\bno winograd|implicit")
+    if work and t and not (fewer or row.report.sparse or _NO_RUN.search(t.words)):
+        formats, count = row.stated("formats") or row.report.everything.of("formats"), max(gpu_counts(row))
+        rate, text = work.value / t.value, f"{si(work.value.mid, 'FLOP')} in {t.text}"
+        if rate.mid < 30 * count * fastest(row, formats)[0]:
+            yield Demand(t, "rate", rate, text, "bound", "is it the time of that work?", formats=formats, count=count)
 
 
 def _by_intensity(row: Row) -> Iterator[Demand]:
@@ -339,7 +354,9 @@ def _swept(row: Row) -> Iterator[Demand]:
 def _generated(row: Row) -> Iterator[Demand]:
     """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), 1.0 if _ALONE.search(row.lead) else max(gpu_counts(row))
-    q = row.only("s_per_token") or q
+    made = [x for x in row.of("tokens_per_s") if re.search(r"(?i)\btg ?\d|\bdecod", x.label)]
+    decoded = not q and row.kind == "table" and len(made) == 1 and made[0].exact
+    q = row.only("s_per_token") or (made[0] if decoded else q)
     step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)
     q = row.only("time") if step else q
     lines = row.report.lines_of_text if q and not row.devices else []
@@ -347,8 +364,15 @@ def _generated(row: Row) -> Iterator[Demand]:
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     # A time for each token is of no other column.
-    text = "" if q and q.kind == "s_per_token" and row.kind == "table" else row.text
-    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q, bool(step))):
+    text = "" if decoded or (q and q.kind == "s_per_token" and row.kind == "table") else row.text
+    worked_out = q and row.kind == "line" and EQUATION.search(row.text[: q.start])
+    if (
+        q
+        and known
+        and not worked_out
+        and not _NO_DECODE.search(f"{q.words} {text} {prefill}")
+        and (w := weights(row, q, bool(step)))
+    ):
         rate = q.value * w.value if q.kind == "tokens_per_s" else w.value / q.value
         most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"

@@ -56,6 +56,7 @@ _OF_ALL = re.compile(
     r"(?i)^[^,;.]*\b(?:per|each|a|in) (?:direction (?:and|per|of each) )?(?:gpu|gcd|card|device|rank|total|all)\b"
 )
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
+_OF_ITS = re.compile(r"\W*(?:out )?of (?:(?:that|this|it)\b|(\d[\d.,]*))")
 _PCIE = re.compile(
     r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?|"
     r"\b[x×](?P<lanes>\d+),? (?:pci[- ]?e )?gen ?(?P<of>[3-6])"
@@ -236,10 +237,14 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     p = row.only("percent") if len(row.of("bandwidth")) == 1 else None
     after = (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact)
     p = p or next(after, None)
+    based = p and row.kind == "line" and _OF_ITS.match(row.text, p.end)
+    p = None if based and (not based[1] or based[1].rstrip(".,") not in limit.text) else p  # "92.4 % of 1008"
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
     whole = [s.value * x for s in held for x in ends]
     made = ((q.plain / p.value, 0.03), (q.plain * 1.0737 / p.value, 0.01)) if p and q.value.lo < 3 * most else ()
+    if not limit.q or limit.q.kind == "rate":  # another peak that the text works out
+        whole += [x.plain.mid for r in row.report.lines_of_text for x in r.of(q.kind) if x is not q]
     if p and made and _OF_LINK.search(p.words) and not any(m.meets(x, s) for x in whole for m, s in made):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)

@@ -192,7 +192,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     first = held[at][0].figure
     written = first and WRITTEN.search(row.text[: first.start])
     said = row.said or row.text
-    one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(said))
+    around = " ".join([said, *(row.report.lines[f.line - 1] for f in figures if f not in row.quantities)])
+    one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(around))
     also = GIB if law.rule == "bandwidth" and one_way else law.also
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
     counts = _multiples(row, ("batch", "concurrency")) if each else _multiples(row)

@@ -31,12 +31,13 @@ COMMS = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
 ONE_WAY = re.compile(
-    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
+    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|"
+    r"(?:per|one|each|je) (?:direction|way|richtung)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
     r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?bw|reads? from|writes? to|"
     r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
-BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
+BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->|\bbeid(?:e|seit)")
 IF = re.compile(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
 GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
@@ -81,6 +82,7 @@ SINGLE = re.compile(
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
 _USED = (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"), re.compile(r"-a(\d+(?:\.\d+)?)b\b"))
+_FILE = re.compile(r"(?i)\bi?q[2-8]_\w+|gguf|safetensors|\b(?:awq|gptq|exl2)\b")
 _OF_WEIGHTS = re.compile(r"(?i)\b(\w+) weights\b")
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
@@ -227,6 +229,13 @@ def drafts(report: Report) -> bool:
     return _DRAFTED.search(_ABSENT.sub("", report.text)) is not None
 
 
+def _files(row: Row) -> list[Quantity]:
+    """The sizes of the files of weights, each beside its name, of the one model that a table's row names."""
+    models = {q.value.mid for q in row.of("params")} if row.kind == "table" else set()
+    named = (r for r in row.report.lines_of_text if len(models) == 1 and r.of("bytes") and _FILE.search(r.text))
+    return [r.of("bytes")[0] for r in named if {*_models(r.text)} == models]
+
+
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
@@ -248,7 +257,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and b.label == "size")]
     formats = row.facts.of("formats") or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
-    held = [b for b in held if b in row.quantities] or held
+    held = [b for b in held if b in row.quantities] or held or _files(row)
     if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
     if n and len(formats) == 1:
