@@ -841,6 +841,11 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about():
         "Peak of the card's memory: 1152 GB/s with the overclock.\n\n    stock  931 GB/s   92.4% of 1008\n",
         "# Decode, Mistral-7B FP16 (7.24 B params) on an A10\n\nBatch 1. Launches need 4 ms of CPU time a step.\n",
         "fp16\n\n[rtx4090]\nbatch = 1\nunet_s = 3.70\nimage_s = 4.01\n",
+        "RTX 4090, 82.6 TFLOP/s in FP32 at 2.52 GHz. Locked:\n\n    16384 × 2 × 2.88 GHz = 94.4 TFLOP/s\n\n"
+        "| n | TFLOP/s |\n|---|---|\n| 4096 | 84.1 |\n| 8192 | 86.6 |\n| 16384 | 86.9 |\n",
+        "RTX 4090, one stream. Of Qwen3-30B-A3B 3.3 of 30.5 B parameters are active.\n\n"
+        "| model | size | params | test | t/s |\n|---|---|---|---|---|\n"
+        "| qwen3moe 30B.A3B Q4_K | 17.28 GiB | 30.53 B | tg128 | 188.42 |\n",
     ],
 )
 def test_nothing_is_asked_of_what_the_text_knows(text):

@@ -66,6 +66,7 @@ RULES = (
     *(
         sentences.sentences,
         clock.clocks,
+        clock.steps,
         stated.stated,
         equations.equations,
         formulas.formulas,

@@ -54,7 +54,7 @@ def _legend(table: Table, above: str) -> Table:
 
 
 def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
-    if len(units) != 1:
+    if len(units) != 1 or any(re.search(r"(?i)\bunits?$", h) for h in table.header):
         return table
     ((unit, name),) = units.items()
     known = [unit_of_name(clean(h)) for h in table.header]

@@ -114,7 +114,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
 def _cache(row: Row, q: Quantity) -> Term | None:
     """Keys and values of one token: 2 · layers · KV heads · head dimension, in the one format named,
     else of two bytes each."""
-    report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
+    report, said = row.report, f"{row.before.text if row.before else ''} {row.text} {row.headings}"
     said_each = re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
@@ -123,7 +123,7 @@ def _cache(row: Row, q: Quantity) -> Term | None:
         return None
     sizes = []
     for name in _HEADS:
-        found = {v for f in (report.everything, *report.facts) for v in f.of(name)}
+        found = {*row.facts.of(name)} or {v for f in (report.everything, *report.facts) for v in f.of(name)}
         if len(found) != 1:
             return None
         sizes.append(found.pop())
@@ -134,7 +134,9 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each_of = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
     count = tokens.value.mid if tokens and not each else 1.0
     text = f"{tokens.text} of {each_of}" if tokens and not each else each_of
-    also = (1.0, 0.5, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
+    named = row.facts.of("formats") or report.everything.of("formats")
+    half = () if named and min(BITS[f] for f in named) == 16 else (0.5,)  # of a cache in one byte
+    also = (1.0, *half, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
     also += tuple(report.everything.of("batch")) * (count > 1)
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
 

@@ -95,6 +95,7 @@ def compression(report: Report) -> Iterator[Finding]:
         for some in ([row], both):
             text = " ".join(r.text for r in some)
             held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
+            held = [b for b in held if not re.match(r"(?i)(?:cards?|gpus?|vram)\b", b.after)]
             one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(_DENIED.sub("", text))
             known = len(bits) == 2
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []

@@ -21,7 +21,7 @@ from expertile.device import DTYPES
 NO_RUN_OF_ONE = re.compile(
     r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equiv|"
     r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|\bsol\b|capab|hardware|advertised|"
-    r"projected|full square|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
+    r"projected|full square|square counted|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|"
@@ -78,6 +78,7 @@ _NO_DECODE = re.compile(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
 )
+_MADE = re.compile(r"(?i)\btg ?\d|\bdecod|\bgen(?:erat\w+)?\b")
 _ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
 _STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
@@ -354,7 +355,7 @@ def _swept(row: Row) -> Iterator[Demand]:
 def _generated(row: Row) -> Iterator[Demand]:
     """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), 1.0 if _ALONE.search(row.lead) else max(gpu_counts(row))
-    made = [x for x in row.of("tokens_per_s") if re.search(r"(?i)\btg ?\d|\bdecod", x.label)]
+    made = [x for x in row.of("tokens_per_s") if _MADE.search(x.label)]
     decoded = not q and row.kind == "table" and len(made) == 1 and made[0].exact
     q = row.only("s_per_token") or (made[0] if decoded else q)
     step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)

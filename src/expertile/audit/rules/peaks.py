@@ -9,7 +9,7 @@ from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
-from expertile.audit.rules.hardware import SHOWN, is_limit, on_sheet, own_words
+from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
 from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY
 from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
@@ -158,6 +158,7 @@ def limits(report: Report) -> Iterator[Finding]:
                 n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
                 stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
+    clocked = [q.value.hi for row in report.lines_of_text for q in row.of("rate") if _of_clock(row, q)]
     for row in report.all_rows:
         yield from _bus(row)
         for q in (*row.of(*RATES), *_crossed(row)):
@@ -168,11 +169,18 @@ def limits(report: Report) -> Iterator[Finding]:
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
             itself = any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
+            itself |= q.kind == "rate" and q.value.lo <= max(clocked, default=0.0)
             if q.exact and q.value.mid and not (other or itself):
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
                 yield from _beyond(row, q, own, near)
+
+
+def _of_clock(row: Row, q: Quantity) -> bool:
+    """Whether a rate is worked out of lanes and a clock: "16384 × 2 × 2.88 GHz = 94.4 TFLOP/s"."""
+    before = row.text[: q.start]
+    return bool(EQUATION.search(before) and re.search(r"(?i)[\d.]+ ?(?:[GM]Hz|(?:[×x*·] ?10\^|e)9)\b", before))
 
 
 def _crossed(row: Row) -> Iterator[Quantity]:

@@ -164,7 +164,13 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
         slip = next(
             (c for c in held for k in (1e3, 1e-3) if (c.plain * k).meets(q.plain) and c.plain.width < 0.02), None
         )
-        if slip and q.exact and q.plain.width < 0.02 and not any(c.value.meets(q.value, 0.015) for c in cells):
+        if (
+            slip
+            and not _CALLS.search(row.text)
+            and q.exact
+            and q.plain.width < 0.02
+            and not any(c.value.meets(q.value, 0.015) for c in cells)
+        ):
             message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
             yield finding(QUESTION, "unit", message, q, slip)
 
@@ -181,7 +187,8 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     most = max(cells, key=lambda c: c.value.hi, default=q)
     top = most.value.hi * (max(gpu_counts(row)) if most.per_device and not q.per_device else 1.0)
     same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
-    same |= bool(EQUATION.search(row.text[: q.start]))
+    if EQUATION.search(row.text[: q.start]):
+        return
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)

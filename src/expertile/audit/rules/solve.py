@@ -200,6 +200,10 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     if lent and each and row.facts.of("formats"):  # which may be another than the lent figure's
         factors += tuple(f * n for f in factors for n in (0.5, 2.0))
+    labels = [t.figure.label for t in held[at] if t.figure]
+    if law.rule == "rate" and any(re.search(r"(?i)node|total|\ball\b|\bsum", label) for label in labels):
+        factors += row.report.everything.of("gpus")
+        factors += tuple(1 / n for n in row.report.everything.of("gpus"))
     if not row.facts.of("gpus"):  # any number of them that the report has
         gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
         factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))

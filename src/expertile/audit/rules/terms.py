@@ -81,7 +81,11 @@ SINGLE = re.compile(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
-_USED = (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"), re.compile(r"-a(\d+(?:\.\d+)?)b\b"))
+_USED = (
+    re.compile(r"(?<![\w.])(\d[\d.]*)(?: ?b)? of (?:the )?\d[\d.]* ?b (?:param\w* )?(?:are )?active"),
+    re.compile(r"(?<![\w.])(?<!of )(?<!of the )(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"),
+    re.compile(r"-a(\d+(?:\.\d+)?)b\b"),
+)
 _FILE = re.compile(r"(?i)\bi?q[2-8]_\w+|gguf|safetensors|\b(?:awq|gptq|exl2)\b")
 _OF_WEIGHTS = re.compile(r"(?i)\b(\w+) weights\b")
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
@@ -239,12 +243,16 @@ def _files(row: Row) -> list[Quantity]:
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
+    every = n is not None  # is read, not those of some experts
     # One stream is a time for each token, or what is said to be one.
     alone = SINGLE.search(f"{row.words} {row.lead}")
     single = batch.value == 1 if batch else q.kind == "s_per_token" or alone
-    drafted = row.kind == "table" and drafts(report)  # the text below may say so
+    printed = row.kind == "table" or report.blocks[row.block].kind == "code"  # the text below may say so
+    drafted = printed and drafts(report)
     single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
     single = single or {*report.everything.of("concurrency")} == {1.0}
+    lone = {*report.everything.of("batch"), *report.everything.of("concurrency")} <= {1.0}
+    single = single or (row.kind == "table" and lone and SINGLE.search(report.text))
     active = next(({*map(float, of)} for form in _USED if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
     several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
@@ -253,12 +261,16 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     own = row.facts.of("formats")
     like = (r for r in report.lines_of_text if not own or {*own} & {*r.facts.of("formats")})
     held = [b for r in (*like, row) for b in r.of("bytes") if b.exact]
-    sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's
-    held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and b.label == "size")]
+    sized = row.kind == "table" and (row.of("params") or _FILE.search(row.text))  # "| size | params |" are the model's
+    held = [
+        b
+        for b in held
+        if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and re.match(r"size\b", b.label))
+    ]
     formats = row.facts.of("formats") or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
     held = [b for b in held if b in row.quantities] or held or _files(row)
-    if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):
+    if len({b.value.mid for b in held}) == 1 and (every or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
     if n and len(formats) == 1:
         return Term("B/token", exact(n * BITS[formats[0]] / 8), f"{n / 1e9:.3g} B {formats[0]} weights", ())
