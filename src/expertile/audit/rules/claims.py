@@ -51,7 +51,7 @@ _SHAPE = re.compile(
     r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
 )
 _PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
-_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
+_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|sooner|as fast")
 _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
@@ -102,6 +102,8 @@ def compression(report: Report) -> Iterator[Finding]:
             if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
                 yield from _beyond(large, small, bits, known and some is not both, 1.08)
+    for row in report.all_rows:
+        yield from _across(row) if row.kind != "line" else ()
     for grid in report.grids:
         yield from _shrunk(grid, wide)
         for c in grid.columns("bytes", "B/token", "B/param"):
@@ -149,6 +151,16 @@ def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool, slack: flo
         ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
         message = f"{ratio}; the bits give at most {most:.3g}x"
         yield finding(INCONSISTENT if sure else QUESTION, "compression", message, q, base)
+
+
+def _across(row: Row) -> Iterator[Finding]:
+    """Figures of one row or record whose names differ in their format only: "bf16_weights_gb", "int4_weights_gb"."""
+    labels = [(q, q.label.replace("_", " ")) for q in row.of("bytes") if q.exact and q.value.mid > 1e6]
+    named = [(replace(q, value=q.plain), _bits(x), _WORD.findall(_FORMAT.sub(" ", x.lower()))) for q, x in labels]
+    named = [of for of in named if len(of[1]) == 1] if not _NOT_BITS.search(row.text.replace("_", " ")) else []
+    for (q, to, name), (base, of, other) in itertools.permutations(named, 2):
+        if to[0] <= min(8, of[0]) and name == other:
+            yield from _beyond(base, q, [to[0], of[0]], False, 1.08)
 
 
 def _column(held: list[tuple[Row, Quantity]], wide: list[int]) -> Iterator[Finding]:

@@ -22,7 +22,12 @@ from expertile.audit.units import RATES, TIMES, TYPED
 _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
-_UP_TO = re.compile(r"(?i)\b(?:up to|as much as)(?: an?)?\W*$")
+_UP_TO = re.compile(
+    r"(?i)\b(?:(?:up to|as much as)(?: an?)?|max(?:imum|imal)? (?:speed-?up|gain|improvement) of|"
+    r"between [\d.,]+ ?[x×%]* ?(?:and|to))\W*$"
+)
+_GAINED = re.compile(r"(?i)gain|improve|speed-?up|faster|sav|reduc")
+_SUPERLATIVE = re.compile(r"peak|max(?:imum|imal)?(?= (?:speed-?up|gain|improvement))")
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(
     r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
@@ -75,7 +80,7 @@ def retold(report: Report) -> Iterator[Finding]:
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
                 yield from _extreme(row, q, long)
-            if near and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
+            if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
                 if q.kind in ("ratio", "percent"):
@@ -234,11 +239,18 @@ def _of_tables(
         change = change_of(row, q, True, 40)
         if any(may_be(q, a.value / b.value, change, 0.01) for a in told for b in (*told, *cells) if a is not b):
             return
-    bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
-    if q.kind == "ratio" and _UP_TO.search(row.text[: q.start]):
-        gains = [mid(x) for g, rows in held for c in g.columns("ratio") for r in rows if (x := r.figure(c))]
-        made = gains if len(gains) > 2 else made  # a column has them all
+    up_to = _UP_TO.search(row.text[: q.start])
+    bound = not q.exact or up_to or _BEST.search(words_near(row, q, 48, 24))
+    columns = [
+        (c, rows) for g, rows in held for c in g.columns(q.kind) if q.kind == "ratio" or _GAINED.search(g.header[c])
+    ]
+    gains = [mid(x) for c, rows in columns if up_to for r in rows if (x := r.figure(c, q.kind))]
+    made = gains if len(gains) > 2 and q.kind == "ratio" else made  # a column has them all
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
+    if q.kind == "percent" and len(columns) == 1 and len(gains) > 2 and 1.04 * max(gains) < q.value.lo < 2 * max(gains):
+        message = f"no row has more than {100 * max(gains):.3g} %: of which is it {q.text}?"
+        yield finding(QUESTION, "headline", message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
+        return
     change = "loss" if off_time else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
