@@ -309,6 +309,9 @@ def unit_of_name(name: str) -> Unit | None:
     words = re.split(r"[\s,;:]+|-(?=[KMGTP](?:FLOPS|flops|B/s)$)", plain)
     # "MB moved", "ms total"
     first = match_unit(words[0]) if len(words) == 2 and words[1] not in ("per", "each", "of") else None
+    last_unit = match_unit(words[1]) if first and first[0].kind == "bytes" and len(words) == 2 else None
+    if last_unit and last_unit[0].kind == "bytes" and last_unit[1] == len(words[1]) > 1:
+        return last_unit[0]  # "bytes_GB"
     whole = first and first[1] == len(words[0]) > 1 and words[0] not in ("min", "mins")
     if whole and first and first[0].kind in ("bytes", "time"):
         return first[0]
