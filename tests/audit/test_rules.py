@@ -792,7 +792,61 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "step 3 | 360,831 tok/s | mfu 42.6%\n",
         # GPU-hours count no GPUs.
         "Trained for 5.5 days on 64 GPUs: 8,448 GPU-hours.",
+        # a bound of two; what is read besides
+        "One L4. The weights take at least 53.5 ms (A) and 26.8 ms (B) to read. "
+        "B also reads 1.07 GB of FP16 cache per step, 245 GB/s in all.",
+        # two runs, of which one has a part more
+        "| | plain | speculative |\n|---|---|---|\n| passes of the 70B model per step | 1 | 1 |\n"
+        "| time of that pass | 17.6 ms | 18.1 ms |\n| step time | 17.6 ms | 21.5 ms |",
+        "saving the checkpoint (13.48 GB bf16 weights, 80.88 GB fp32 master + moments)",
     ],
 )
 def test_nothing_is_asked_where_the_text_answers(text):
+    assert audit_text(text, "x.md").findings == ()
+
+
+def test_a_sparse_product_is_not_rated_by_what_it_really_multiplied():
+    text = (
+        "gpu: A100-SXM4-80GB\ncounting: 2*m*n*k over the time, zeros included; the sparse peak is 624 TFLOP/s\n"
+        "results:\n"
+        "  - kernel: cusparselt 2:4\n    time_ms: 2.551\n    tflops: 431.0\n    multiplications_{}_gflop: 549.8\n"
+    )
+    assert audit_text(text.format("really_done"), "x.yaml").accusations == ()
+    assert len(audit_text(text.format("counted").replace("sparse", "dense"), "x.yaml").accusations) == 1
+
+
+def test_links_are_not_counted_twice_where_the_bandwidth_is_a_gpus():
+    text = (
+        "#  Rank  0..7 on node h100-14, NVIDIA H100 80GB HBM3, NVLink 4 (18 links, 450 GB/s per direction{})\n\n"
+        "- At 8 GiB each GPU moves 369 GB/s in each\n  direction, 82% of its 450 GB/s of NVLink.\n"
+    )
+    assert audit_text(text.format(" and GPU"), "nccl.txt").accusations == ()
+    assert len(audit_text(text.format(""), "nccl.txt").accusations) == 1
+
+
+def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about():
+    run = "```\nattn-bench\nshape: batch=8 heads=16 seqlen={} dim=128\nfwd   median {} ms   114.5 TFLOPS\n```\n"
+    text = f"Old:\n\n{run.format(4096, '9.60')}\nNew:\n\n{{}}\nSo the new one is 2.00x faster on my A100.\n"
+    assert audit_text(text.format(run.format(4096, "4.80")), "x.md").findings == ()
+    (asked,) = audit_text(text.format(run.format(2048, "4.80")), "x.md").findings
+    assert asked.rule == "equal work"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Is 4.1 TB/s of my RTX 4090 real?\n\nNo, the buffer fits in L2.\n",
+        "It is called 80 times a step. The kernel saves 32.8 us per layer, times 80 layers = 2.6 ms.\n\n"
+        "| batch | old us | new us |\n|---|---|---|\n| 1 | 35.2 | 28.0 |\n| 8 | 335.2 | 326.0 |\n| 9 | 94.4 | 76.9 |\n",
+        "Peak of the card's memory: 1152 GB/s with the overclock.\n\n    stock  931 GB/s   92.4% of 1008\n",
+        "# Decode, Mistral-7B FP16 (7.24 B params) on an A10\n\nBatch 1. Launches need 4 ms of CPU time a step.\n",
+        "fp16\n\n[rtx4090]\nbatch = 1\nunet_s = 3.70\nimage_s = 4.01\n",
+        "RTX 4090, 82.6 TFLOP/s in FP32 at 2.52 GHz. Locked:\n\n    16384 × 2 × 2.88 GHz = 94.4 TFLOP/s\n\n"
+        "| n | TFLOP/s |\n|---|---|\n| 4096 | 84.1 |\n| 8192 | 86.6 |\n| 16384 | 86.9 |\n",
+        "RTX 4090, one stream. Of Qwen3-30B-A3B 3.3 of 30.5 B parameters are active.\n\n"
+        "| model | size | params | test | t/s |\n|---|---|---|---|---|\n"
+        "| qwen3moe 30B.A3B Q4_K | 17.28 GiB | 30.53 B | tg128 | 188.42 |\n",
+    ],
+)
+def test_nothing_is_asked_of_what_the_text_knows(text):
     assert audit_text(text, "x.md").findings == ()

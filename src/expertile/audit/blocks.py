@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
 from expertile.audit.quantity import RATIO, clean
-from expertile.audit.units import RATES, Unit, match_unit, unit_of_name
+from expertile.audit.units import RATES, unit_of_name
 
 _RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
@@ -24,23 +24,11 @@ _COUNTER = re.compile(
 _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
 # "[ 40,  42)" is one cell.
 _INTERVAL = re.compile(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
+_TOTAL = re.compile(r"(?i)\W*(?:total|sum|mean|average|overall|geomean)\b(?=.*\d)")
 _GAP = re.compile(r"\s{2,}|\t+")
 _MEASURES = re.compile(
     r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
     r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
-)
-# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
-_ALL_IN = re.compile(
-    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
-    r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
-    r"throughputs?)\b(?: of [\w ]{1,16})?"
-    r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
-    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
-)
-_NO_MEASURE = re.compile(
-    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
-    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
-    r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"
 )
 
 
@@ -190,10 +178,12 @@ def _dashed(lines: list[Line], i: int) -> tuple[Table, int] | None:
             at.append(to)
         return [text[a:b].strip() for a, b in itertools.pairwise([*at, 999])]
 
-    body = itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :])
-    rows = [(line.number, cut(line.text)) for line in body]
-    head = cut(lines[i].text)
-    return (table_of(head, rows, lines[i].number), len(rows) + 2) if rows and _header_ok(head) else None
+    body = list(itertools.takewhile(lambda line: line.text.strip() and not _RULE.match(line.text), lines[i + 2 :]))
+    end, *total = (*lines[i + 2 + len(body) :][:2], lines[i])  # one may stand below another rule
+    total = [n for n in total[:-1] if _RULE.match(end.text) and _TOTAL.match(n.text)]
+    rows, head = [(line.number, cut(line.text)) for line in (*body, *total)], cut(lines[i].text)
+    used = len(rows) + 2 + len(total)
+    return (table_of(head, rows, lines[i].number), used) if rows and _header_ok(head) else None
 
 
 def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
@@ -202,7 +192,7 @@ def _separated(lines: list[Line], i: int) -> tuple[Table, int] | None:
         within = rf"{mark}(?![^()]*\))" if len(text) < 999 and not bars else mark  # not within brackets
         header = _split(within, text)
         # Where the marks leave no doubt, a heading may name a part and its figures.
-        names = [re.sub(r"\(.*?\)", "", h) for h in header] if latex else header
+        names = [re.sub(r"\(.*?\)|(?<=[A-Za-z]) v?\d+(?:\.\d+)+", "", h) for h in header] if latex else header
         if len(header) < (2 if bars or latex else 3) or not _header_ok(names) or max(map(len, header)) > 40 + 99 * bars:
             continue
         rule = _RULE if bars else _LATEX_RULE if latex else re.compile("(?!)")
@@ -297,6 +287,9 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
             cells = [cell for cell in split.split(text) if cell != ":"]
             if len(cells) < len(header) == len(loose := text.split()):  # a figure as wide as its column
                 cells = loose
+            more = len(cells) - len(header)
+            if split is _GAP and more > 0 and cells[0] not in _BLANK and not any(map(is_numeric, cells[: more + 1])):
+                cells = [" ".join(cells[: more + 1]), *cells[more + 1 :]]  # "FP8,  TP8"
             if len(cells) == len(header) + 1 and cells[0] in (str(len(rows)), str(len(rows) + 1)):
                 cells = cells[1:]
             if text and not _RULE.match(text):
@@ -351,34 +344,6 @@ def turned(table: Table) -> Table | None:
     columns = [(h, *(cells[c] for _, cells in table.rows)) for c, h in enumerate(runs, 1)]
     rows = tuple((table.line, cells) for cells in columns)
     return Table((table.header[0], *names), rows, table.line, ((table.line, *numbers),) * len(rows))
-
-
-def with_units(blocks: list[Block], text: str) -> list[Block]:
-    """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
-    found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "bytes", *RATES)]
-    told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
-    reach = 40 if text.count("\n") > 80 else 80
-    units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
-    for above, of in zip(blocks, units[1:], strict=False):  # a table under "Copy rate (GB/s)"
-        m = re.search(r"\(([^()]+)\)\W*$", above.text) if above.kind == "heading" else None
-        if m and (u := match_unit(m[1])) and u[1] == len(m[1]) and u[0].kind in ("time", "bytes", *RATES):
-            of.setdefault(u[0], m[1])
-    return [replace(b, table=_with_unit(b.table, of)) if b.table else b for b, of in zip(blocks, units, strict=True)]
-
-
-def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
-    if len(units) != 1:
-        return table
-    ((unit, name),) = units.items()
-    known = [unit_of_name(clean(h)) for h in table.header]
-    header = list(table.header)
-    for c, h in enumerate(header if not any(u and u.kind == unit.kind for u in known) else ()):
-        cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
-        decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
-        if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
-            header[c] = f"{h} ({name})"
-    return replace(table, header=tuple(header))
 
 
 def block_facts(block: Block) -> Facts:

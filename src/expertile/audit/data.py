@@ -99,6 +99,8 @@ def _walk(value: Any, level: int) -> Iterator[Block]:
     if isinstance(value, list):
         if value and all(isinstance(v, dict) and _is_record(v) for v in value):
             yield from _records(value)
+        elif value and all(isinstance(v, Leaf) and " " in v for v in value):
+            yield Block("list", [Line(v.line, v) for v in value])
         else:
             for inner in value:
                 yield from _walk(inner, level)

@@ -43,7 +43,16 @@ RULES = (
         tables.proportions,
         laws.laws,
     ),
-    *(tables.slips, solve.rows, known.sharded, known.trimmed, known.periods, amounts.counted, amounts.spent),
+    *(
+        tables.slips,
+        solve.rows,
+        known.sharded,
+        known.trimmed,
+        known.periods,
+        amounts.counted,
+        amounts.cached,
+        amounts.spent,
+    ),
     *(solve.of_one, told.ratios, retold.retold, headlines.titles, retold.twins, totals.totals, totals.orders),
     *(
         statistics.related,
@@ -57,6 +66,7 @@ RULES = (
     *(
         sentences.sentences,
         clock.clocks,
+        clock.steps,
         stated.stated,
         equations.equations,
         formulas.formulas,
@@ -89,6 +99,7 @@ _EXPLAINED = re.compile(
 )
 # Somebody else's figure, or one that nobody should state.
 _QUOTE = re.compile(r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full")
+_ABOVE = ("memory bandwidth", "limit", "link", "peak", "bandwidth", "decoding")
 _CACHE = re.compile(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
 
 
@@ -124,6 +135,7 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
     if explained:
         near = {f.line: "\n".join(report.lines[max(0, f.line - 2) : f.line + 1]) for f in found}
         found = [f for f in found if f.rule not in ("peak", "limit") or not _QUOTE.search(near[f.line])]
+    found = [f for f in found if f.rule not in _ABOVE or f.verdict != QUESTION or not _asks(report.lines, f.line)]
     found = [_voiced(finding, report.lines, explained) for finding in found]
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))
@@ -138,6 +150,12 @@ def _given(gpu: str, dtype: str, shape: str) -> str:
         raise ValueError(f"shape: expected M x N x K as in 4096x4096x1024, got {shape!r}")
     sizes = "M={}, N={}, K={}".format(*m.groups()) if m else ""
     return "; ".join(filter(None, (gpu and Device.by_name(gpu).name, dtype, sizes)))
+
+
+def _asks(lines: list[str], line: int) -> bool:
+    """Whether a line is a title that ends with a question mark: the text knows."""
+    said = lines[line - 1] if 0 < line <= len(lines) else ""
+    return bool(re.match(r"#+ |Subject: |title: |> |\**Q: ", said) and re.search(r"\?[!?*_\"')]*\s*$", said))
 
 
 def _voiced(f: Finding, lines: list[str], explained: bool) -> Finding:

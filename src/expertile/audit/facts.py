@@ -114,7 +114,8 @@ _FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = re.compile(r"[^a-z0-9]+")
 _NOT_IN = re.compile(
     r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
-    r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*|\baccum\w*(?: (?:type|dtype|in))?[:=]? ?(?:fp|float|f|int)(?:16|32)\b"
+    r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*\b(?! ?[:=]| in\b)|"
+    r"\bacc(?:um\w*)?(?: (?:type|dtype|in))?[:=]?(?:[ /]?(?:fp|float|f|int)(?:16|32)\b)+"
 )
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
 _FOREIGN = re.compile(

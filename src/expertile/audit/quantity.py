@@ -27,7 +27,9 @@ _SYMBOLS = (
 )
 _MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 # A dollar before a figure that no dollar ends as LaTeX would.
-_PRICE = re.compile(r"\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))")
+_PRICE = re.compile(
+    r"\$ (?=\d[\d.,]*/)|\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))"
+)
 _GLOSSARY = (
     "ms: 毫秒; us: 微秒; s: 秒; hours: 小时; minutes: 分钟; per million: 每百万; per second: 每秒; "
     "per GPU: 每卡 单卡 每张卡; step: 每步; per: 每个 每; GPUs: 张卡 卡; x: 张 倍; is: 为; from: 从; "
@@ -70,7 +72,8 @@ _FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
 _TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
 _FACTOR_OF = re.compile(
     r"(?i)(?:(?:speed-?up|factor)(?: factor)? (?:of|is|was)|geo(?:metric )?-?mean(?: of| is|,|:)?|"
-    r"mean of (?:the |all )?(?:\w+ )?speed-?ups (?:is|was)) (?:about )?\W*$"
+    r"mean (?:of|over) (?:the |all )?(?:\w+ )?speed-?ups(?: (?:of|over|on|across) [\w ]{3,24})? (?:is|was)) "
+    r"(?:about )?\W*$"
 )
 _LIST = re.compile(
     rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of|→|->) |"
@@ -78,9 +81,10 @@ _LIST = re.compile(
 )
 _TRAILING_KEY = re.compile(
     r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|"
-    r"(?P<rate>\b[A-Za-z]+/s(?:ec)?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
+    r"(?P<rate>\b[A-Za-z]+/s(?:ec)?(?:(?:/| per )(?i:gpu|device|rank))?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
 )
 _OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
+_AND = re.compile(r"(?: \([^()\d]*\))?,? and ")  # "at least 54 ms (A) and 27 ms (B)"
 _TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
 _THINGS_OF = re.compile(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = re.compile(
@@ -196,7 +200,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
 
     The first of a table's `cell` has its column's, and may be negative or have an end of its own ("102T").
     """
-    found: list[Quantity] = []
+    found, bounded = list[Quantity](), list[Quantity]()
     for m in _FIGURE.finditer(text):
         past = found[-1].end if found else 0
         before = _BLANK.sub("  ", text[max(past, m.start() - 120) : m.start()])
@@ -245,6 +249,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         during = found and of.kind == "time" and re.fullmatch(r" over (?:the |a )?", before)  # "72 kJ over 4 minutes"
         rate = found and found[-1].kind == "tokens" and before == " every "  # "4.05 tokens every 19.7 ms"
         bound = (_BOUND.search(before) and not (during or rate)) or "+" in ends
+        goes_on = found[-1:] == bounded[-1:] != [] and found[-1].kind == of.kind and _AND.fullmatch(before)
         value, at = _value(m["a"], of), m.start()
         times = _TIMES_OVER.search(before) if of.kind.partition("/")[0] in ("bytes", "B", "flop") else None
         if times:  # "reads 2 x 67 MB"
@@ -270,7 +275,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         signed = of.kind != "percent" and m["a"][0] in "-−"
         listed = _LIST.search(text[: m.start()], past) if own and cell is None and not m["b"] else None
         between = listed and re.search(r"(?i)\bbetween $", text[: listed.start()])  # a range
-        sure = not (bound or between or ranged or based or signed or (m["b"] and not (rose or since)))
+        sure = not (bound or goes_on or between or ranged or based or signed or (m["b"] and not (rose or since)))
         # "from 1,850 to 2,405 tokens/s" are two figures, "1.2, 1.4 and 1.3 ms" three.
         more = [(m["a"], m.start())] if rose else []
         more += [(x[0], listed.start() + x.start()) for x in re.finditer(NUMBER, listed[0])] if listed else []
@@ -294,6 +299,7 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         q = Quantity(of.kind, value, shown, label, line, after, -1, sure, of.per_device, at, end, of.noun)
         q = named(q) if name else q
         found.append(replace(q, kind="s_per_token") if cell is None and is_tpot(q) else q)
+        bounded += found[-1:] if bound or goes_on else []
     return found if cell or len(found) > 3 else _without_units(text, line, found)
 
 

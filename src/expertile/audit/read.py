@@ -27,6 +27,7 @@ _RESULT = re.compile(r"(?m)^([\w.-]+): \(groupid=.*\n(?: +(?:read|write): IOPS=.
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
 _RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 _COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
+_ANY_COMMA = re.compile(_COMMA.pattern + r"|(?<![\d.,])\d{1,3},\d{1,2}(?= *(?:[|&×]|</t[dh]>))")  # those of a cell too
 _POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
 _ENDS = "markdown md, html htm, csv tsv, json jsonl ndjson ipynb, yaml yml, log out rst"
 _KINDS = {end: ends.split()[0] for ends in _ENDS.split(", ") for end in ends.split()}
@@ -38,6 +39,8 @@ _WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
 _MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
 SPOKEN = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
 _ITEM = re.compile(r"\s*[*+•-] ")
+_PER_MILLION = re.compile(r"(?i)(?:per|/) ?(?:(?:1 )?million|1?M) (?:output |input |generated )?tokens?\b")
+_COMMAND = re.compile(r"\s*\\[a-z]+(?:\{|\[|$)")  # of LaTeX
 _SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
@@ -45,12 +48,14 @@ def repair(text: str) -> str:
     """Undo a wrong decoding: UTF-8 read as Mac Roman, Windows-1252 or Latin-1 ("√ó" for "×"), where nearly all fits."""
     if "ransaction" in text and "oken" not in text:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
+    if _PER_MILLION.search(text):
+        text = re.sub(r"(?<=\d )per M(?=[\s.,;)]|$)", "per M tokens", text)
     jobs = {m[1]: re.sub(r"(?<=\d)B$", " bytes", m[2]) for m in _JOB.finditer(text)} if "IOPS=" in text else {}
     text = _RESULT.sub(lambda m: m[0].replace("IOPS=", f"bs={jobs[m[1]]}, IOPS=") if m[1] in jobs else m[0], text)
     text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
     # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.
     if len(_COMMA.findall(text)) > 2 and not _POINT.search(text):
-        text = _COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
+        text = _ANY_COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
@@ -160,9 +165,10 @@ def _text(lines: list[Line]) -> list[Block]:
     for block in split_code(lines):
         parts: list[list[Line]] = [[]]
         for line in block.lines:
-            parts += [] if line.text.strip() and not _ITEM.match(line.text) else [[]]
+            alone = _SPEAKER.fullmatch(line.text.strip()) or _COMMAND.match(line.text)
+            parts += [] if line.text.strip() and not (_ITEM.match(line.text) or _COMMAND.match(line.text)) else [[]]
             parts[-1] += [line] if line.text.strip() else []
-            parts += [[]] if _SPEAKER.fullmatch(line.text.strip()) else []
+            parts += [[]] if alone else []
         if block.table or not any(map(_is_paragraph, parts)):
             found.append(block)
             continue

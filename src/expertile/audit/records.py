@@ -14,7 +14,7 @@ from expertile.audit.blocks import Block, Line, Table
 from expertile.audit.interval import printed
 from expertile.audit.quantity import clean
 from expertile.audit.report import Report
-from expertile.audit.units import NO_UNIT, Unit, match_unit, unit_of_name
+from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, unit_of_name
 
 NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?"
 _CELL = re.compile(
@@ -55,6 +55,7 @@ _STATISTICS = {"mean", "avg", "average", "median", "min", "max", "best", "worst"
 _LABELS = re.compile(r"\{[^{}]*\}")
 _SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{4})(?=\d{1,2}\b)")
 _COMMENT = re.compile(r"\s*#\s*(?:HELP|TYPE)\b")
+_STAMP = re.compile(r"^\W*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]? +(?=[A-Za-z])")
 _UNITS = {"us", "µs", "ms", "ns", "s", "sec", "seconds", "pct", "percent", "%", "gb", "gib", "mib", "mb", "kib", "kb"}
 
 
@@ -125,6 +126,8 @@ def named(name: str, digits: str, rest: str, line: int, unit: Unit | None, colum
     """A figure of its own unit, of the one that `unit` lends, or of none."""
     found = match_unit(rest.lstrip(" )]")) if rest.strip() else None
     of = found[0] if found else unit or NO_UNIT
+    if found and unit and of.kind == "params" and unit.kind in (*RATES, "tokens"):
+        of = replace(unit, low=unit.low * of.low)  # "tokens/s: 264.3k"
     held, scale = printed(digits.lstrip("-+−")), of.low
     signed = -held.mid if digits[0] in "-−" else held.mid
     counted = "." not in digits and of.kind in ("number", "other", "items", "tokens", "bytes", "flop") and of.low == 1
@@ -142,6 +145,7 @@ def cell(name: str, text: str, line: int, unit: Unit | None, column: int = -1, l
 def in_line(line: Line) -> list[Named]:
     """The named figures of a line of text."""
     text = re.sub(r"[\[(] *(\S+?), +(\S+?)([\])]) ", r"[\1,\2\3 ", clean(line.text).rstrip())
+    text = _STAMP.sub("", text)
     if _COMMENT.match(text) or not any(c.isdigit() for c in text):
         return []
     if m := _PERCENTILE.fullmatch(text):
@@ -256,6 +260,18 @@ def arrays(report: Report) -> Iterator[Series]:
         unit = unit_of_name(m["name"])
         each = [(x[0], text.count("\n", 0, m.start("all") + x.start()) + 1) for x in re.finditer(NUMBER, m["all"])]
         yield Series(m["name"], [named(m["name"], n, "", line, unit) for n, line in each], -1)
+
+
+def logged(report: Report) -> Iterator[Series]:
+    """Lines of several figures of the same names, as a log's steps: a list for each name."""
+    for index, block in enumerate(report.blocks):
+        held: dict[tuple[str, ...], list[list[Named]]] = {}
+        for figures in map(in_line, block.lines) if block.kind == "code" else ():
+            if len(figures) > 1:
+                held.setdefault(tuple(f.name for f in figures), []).append(figures)
+        for names, rows in held.items():
+            for c, name in enumerate(names) if len(rows) > 2 else ():
+                yield Series(name, [replace(row[c], column=c) for row in rows], index, table=0)
 
 
 def _runs(index: int, block: Block) -> Iterator[Series]:

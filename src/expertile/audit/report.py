@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued, with_units
+from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
 from expertile.audit.facts import Facts, facts, of_rows, seconds, size_of_name
+from expertile.audit.legends import with_units
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import SPOKEN, items_of, read, repair, sentences
 from expertile.audit.units import NO_UNIT, unit_of_name
@@ -233,8 +234,7 @@ class Report:
     is not."""
 
     def __init__(self, text: str, name: str = "", given: str = "") -> None:
-        self.lines = text.splitlines()
-        self.given = given
+        self.lines, self.given = text.splitlines(), given
         self.blocks = with_units(read(repair(text), name), text)
         self.sections = sections_of(self.blocks)
         self.grids: list[Grid] = []

@@ -28,7 +28,7 @@ _NOUNS = (
 )
 _ITEM = "|".join(form for _, form in _NOUNS)
 # "8x A100" counts, it compares nothing.
-_NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than"
+_NOT_RATIO = r"[AHBLVTP]\d|RTX|GTX|GH|GB|MI\d|NVIDIA|Tesla|AMD|GPU|CPU|node|larger than|Samsung|Intel|Micron|Xeon|EPYC"
 _BOARD = r"(?:[AHBLV]\d{2,3}|MI\d{3})[A-Z]?"  # "1,200 H100 GPU-hours", "96 A100-days"
 _SECONDS = (
     (1e-9, "ns nsec nsecond nanoseconds"),
@@ -61,7 +61,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("carbon", r"(?P<mass>kg|g|t) ?(?:of )?CO2(?:eq?)?\b|(?P<mass_per>kg|g)(?= ?(?:/ ?|per )kWh\b)"),
     ("B/param", r"(?P<bpw>bpw)\b"),
     ("gpu*s", rf"(?:(?:{_BOARD}[ -])?(?i:gpu)[ -]?|{_BOARD}[ -])(?P<t>h|hours?|hrs?|days?)\b"),
-    ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?i:[kmgtpe])flop|flops?(?= ?/ ?(?i:b|byte)))\b"),
+    ("flop", r"(?P<p>(?i:[kmgtpe])|)(?:FLOPs?|(?<=[kmgtpeKMGTPE])(?i:flop)|flops?(?= ?/ ?(?i:b|byte)))\b"),
     ("flop", r"(?P<p>)[Oo]ps?(?= ?/ ?(?i:b|byte)s?\b)"),
     ("flop", r"(?P<p>[kMGTP])(?P<mac>MACs?)\b"),
     ("bytes", r"(?P<p>[KMGTkmgt])(?P<bin>i)?(?P<b>B|bits?|b(?=\b)|[Bb]ytes?)\b"),
@@ -114,7 +114,7 @@ _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|de
 _STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
 _BARE = re.compile(
-    rf"(?i)(?<!first[ _])\b(?!(?:step|iter|epoch|batch)[ _]s\b)"
+    rf"(?i)(?<!first[ _])\b(?!(?:step|iter|epoch|batch|image|sample|frame|request|query|prompt)[ _]s\b)"
     rf"([kmgt]b|[kmgtp]flops?|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|"
     r"\b([a-z]{3,}s) per second$"
 )
@@ -309,6 +309,9 @@ def unit_of_name(name: str) -> Unit | None:
     words = re.split(r"[\s,;:]+|-(?=[KMGTP](?:FLOPS|flops|B/s)$)", plain)
     # "MB moved", "ms total"
     first = match_unit(words[0]) if len(words) == 2 and words[1] not in ("per", "each", "of") else None
+    last_unit = match_unit(words[1]) if first and first[0].kind == "bytes" and len(words) == 2 else None
+    if last_unit and last_unit[0].kind == "bytes" and last_unit[1] == len(words[1]) > 1:
+        return last_unit[0]  # "bytes_GB"
     whole = first and first[1] == len(words[0]) > 1 and words[0] not in ("min", "mins")
     if whole and first and first[0].kind in ("bytes", "time"):
         return first[0]

@@ -30,6 +30,7 @@ _SPENT = re.compile(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
 _ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
+_HEADS = ("layers", "kv_heads", "head_dim")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
 
 
@@ -90,7 +91,11 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if table and not formats and gpus in ((), (1.0,)) and _WEIGHTS.search(q.label) and _one_format(row.report):
         formats = row.report.everything.of("formats")
     file = file if not table or any(BITS[f] > 8 for f in formats) else None
-    if q.kind == "bytes" and (file or memory or re.search(weights, row.text)) and not _NO_WEIGHTS.search(words):
+    if (
+        q.kind == "bytes"
+        and (file or memory or re.search(weights, row.text))
+        and not _NO_WEIGHTS.search(words.replace("_", " "))
+    ):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
         before = row.before if row.kind == "line" else None
         if not formats and before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
@@ -109,7 +114,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
 def _cache(row: Row, q: Quantity) -> Term | None:
     """Keys and values of one token: 2 · layers · KV heads · head dimension, in the one format named,
     else of two bytes each."""
-    report, said = row.report, f"{row.before.text if row.before else ''} {row.text}"
+    report, said = row.report, f"{row.before.text if row.before else ''} {row.text} {row.headings}"
     said_each = re.search(r"(?i)\b(?:a|one|each|per|every) token\b", row.text)
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
@@ -117,8 +122,8 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     if row.kind == "table" or not (each or tokens) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
         return None
     sizes = []
-    for name in ("layers", "kv_heads", "head_dim"):
-        found = {v for f in (report.everything, *report.facts) for v in f.of(name)}
+    for name in _HEADS:
+        found = {*row.facts.of(name)} or {v for f in (report.everything, *report.facts) for v in f.of(name)}
         if len(found) != 1:
             return None
         sizes.append(found.pop())
@@ -129,9 +134,28 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each_of = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
     count = tokens.value.mid if tokens and not each else 1.0
     text = f"{tokens.text} of {each_of}" if tokens and not each else each_of
-    also = (1.0, 0.5, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
+    named = row.facts.of("formats") or report.everything.of("formats")
+    half = () if named and min(BITS[f] for f in named) == 16 else (0.5,)  # of a cache in one byte
+    also = (1.0, *half, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
     also += tuple(report.everything.of("batch")) * (count > 1)
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
+
+
+def cached(report: Report) -> Iterator[Finding]:
+    """A table of caches, in proportion to its layers, KV heads and head dimension in all rows but one."""
+    lone = len(report.everything.of("head_dim")) == 1
+    for g in report.grids:
+        own = [(r, [r.own.get(n, 1.0 if n == "head_dim" and lone else 0.0) for n in _HEADS]) for r in g.body]
+        for c in g.columns("bytes", "B/token"):
+            cells = [(q, q.plain / exact(n), sizes) for r, sizes in own if (n := prod(sizes)) and (q := r.figure(c))]
+            middle = sorted(x.mid for _, x, _ in cells)[len(cells) // 2] if len(cells) > 3 else 0.0
+            odd = [(q, n) for q, x, n in cells if middle and not x.meets(middle, 0.01)]
+            formats = {r.facts.of("formats") for r, _ in own}
+            if len(odd) == 1 and len(formats) == 1:
+                ((q, sizes),) = odd
+                made = f"{' · '.join(f'{s:.0f}' for s in sizes if s != 1)} make {si(middle * prod(sizes), 'B')}"
+                message = f"{made} as in all other rows, not {q.text}: is it of the same cache?"
+                yield finding(QUESTION, "memory", message, q)
 
 
 def spent(report: Report) -> Iterator[Finding]:
@@ -146,11 +170,14 @@ def spent(report: Report) -> Iterator[Finding]:
         + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
         "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
     }
-    for row, q in ((r, q) for r in report.lines_of_text for q in r.of(*made) if q.exact and q.value.mid):
+    rows = [*report.lines_of_text, *(r for r in report.rows if r.kind == "record")]
+    for row, q in ((r, q) for r in rows for q in r.of(*made) if q.exact and q.value.mid):
         parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
         some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
         near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
-        said = _SPENT.search(row.text) and not _ASKED.search(re.sub(r"\([^()]*\)", "", row.text))
+        record = row.kind == "record"
+        asked = _ASKED.search(q.label if record else re.sub(r"\([^()]*\)", "", row.text))
+        said = (record or _SPENT.search(row.text)) and not asked
         if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
             message = f"the times, prices and powers stated make {si(near.mid, UNIT_OF[q.kind])}, not {q.text}"
             yield finding(QUESTION, "cost", f"{message}: of which run is it?", q)

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from expertile.audit.facts import BITS, DIGITS, facts
@@ -26,15 +27,21 @@ _CHANGED = re.compile(
 )
 _NOT_BITS = re.compile(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optim\b|optimi[sz]er|batch|communicat|gpus?\b|network|"
-    r"\badam|\bgqa\b|(?<!\d )heads|momentum|master (?:cop|weight)|\bin all\b|\bplus\b"
+    r"\badam|\bgqa\b|(?<!\d )heads|momentum|\bmaster\b|\bmoments?\b|\bin all\b|\bplus\b|[a-z] \+ [a-z]"
 )
 _DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b(?: \w+)?? (?:prun|evict|offload|spars|distill)\w*")
 _OBJECT = re.compile(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
 )
+_SCALES = re.compile(
+    r"(?i)\b(?:fp|bf|float|int)\d+ (?:(?:group|block) )?(?:scales?|zeros?|zero[ -]points?)\b(?: ?(?:\+|and) ?zeros?)?"
+)
 _FORMAT = re.compile(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
-    r"g\d+|group\d*|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+    r"original|a?symmetric|reference|g\d+|group\d*|per|tensor|channel|scales?|zeros?|weights?|memory|model|size|checkpoint|vram|to|with)\b"
+)
+_KV_TYPE = re.compile(
+    r"(?i)kv[-_ ]?cache(?:[-_ ]d?type\W+| in | to )(?:fp8|int[48])|\b(?:fp8|int[48]|[48][- ]bit) kv[- ]cache"
 )
 _SWITCHED = re.compile(r"(?i)switch|instead|with|down to|bring|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti|after")
 _WORD = re.compile(r"[a-z0-9.]+")
@@ -44,7 +51,7 @@ _SHAPE = re.compile(
     r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
 )
 _PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
-_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|as fast")
+_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|sooner|as fast")
 _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
@@ -53,7 +60,9 @@ _MADE = re.compile(r"(?i)\b(?:generated|output|completion|new) tokens\b(?! ?/)|\
 _PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
 _PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
 _COUNT = re.compile(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
+_LENGTH = re.compile(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
+_TWO = re.compile(r"(\d+) ?(?:/|vs\.?|:) ?(\d+)")
 _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 _ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
 _CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
@@ -66,7 +75,8 @@ _NO_FIT = re.compile(r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lor
 
 
 def _bits(text: str) -> list[int]:
-    """The widths of the number formats that a text names."""
+    """The widths of the number formats that a text names, but for those of scales."""
+    text = _SCALES.sub("", text)
     of = re.findall(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf)([1-68]))\b", text)
     counted = [int(a or b) for a, b in of]
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
@@ -85,17 +95,21 @@ def compression(report: Report) -> Iterator[Finding]:
         for some in ([row], both):
             text = " ".join(r.text for r in some)
             held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
+            held = [b for b in held if not re.match(r"(?i)(?:cards?|gpus?|vram)\b", b.after)]
             one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(_DENIED.sub("", text))
             known = len(bits) == 2
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
             if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
-                yield from _beyond(large, small, bits, known and some is not both)
+                yield from _beyond(large, small, bits, known and some is not both, 1.08)
+    for row in report.all_rows:
+        yield from _across(row) if row.kind != "line" else ()
     for grid in report.grids:
         yield from _shrunk(grid, wide)
         for c in grid.columns("bytes", "B/token", "B/param"):
-            if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights", grid.header[c]):
-                yield from _column([(row, size) for row in grid.rows if (size := row.figure(c))], wide)
+            if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights|cache", grid.header[c]):
+                sizes = [(row, replace(x, value=x.plain)) for row in grid.rows if (x := row.figure(c))]
+                yield from _column(sizes, wide)
 
 
 def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[Finding]:
@@ -106,7 +120,8 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     bits = sorted(_bits(text))
     known = len(bits) == 2 and bits[1] >= 16 and _CHANGED.search(text)
     bits = bits if known else [*bits[:1], *wide]
-    kv = "kv" in row.text.lower() and not (known and len(_bits(row.text)) > 1)
+    told = known and len(_bits(row.text)) > 1
+    kv = "kv" in row.text.lower() and not (told or (_KV_TYPE.search(row.text) and len(_bits(row.text)) == 1))
     other = kv or re.search(r"(?i)\b[gm]qa\b", row.text)
     other = other or _NOT_BITS.search(before[-60:] + after) or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
     less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|few|cut|shr[iau]nk", before[-60:] + after)
@@ -130,24 +145,35 @@ def _shrunk(grid: Grid, wide: list[int]) -> Iterator[Finding]:
             yield finding(QUESTION, "compression", f"{message}: of what?", q, bits)
 
 
-def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool) -> Iterator[Finding]:
+def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool, slack: float = 1.03) -> Iterator[Finding]:
     most = max(bits) / min(bits)
-    if most > 1 and (base.value / q.value).lo > 1.08 * most:
+    if most > 1 and 4 * max(most, 4) > (base.value / q.value).lo > slack * most:  # else of other things
         ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
         message = f"{ratio}; the bits give at most {most:.3g}x"
         yield finding(INCONSISTENT if sure else QUESTION, "compression", message, q, base)
 
 
+def _across(row: Row) -> Iterator[Finding]:
+    """Figures of one row or record whose names differ in their format only: "bf16_weights_gb", "int4_weights_gb"."""
+    labels = [(q, q.label.replace("_", " ")) for q in row.of("bytes") if q.exact and q.value.mid > 1e6]
+    named = [(replace(q, value=q.plain), _bits(x), _WORD.findall(_FORMAT.sub(" ", x.lower()))) for q, x in labels]
+    named = [of for of in named if len(of[1]) == 1] if not _NOT_BITS.search(row.text.replace("_", " ")) else []
+    for (q, to, name), (base, of, other) in itertools.permutations(named, 2):
+        if to[0] <= min(8, of[0]) and name == other:
+            yield from _beyond(base, q, [to[0], of[0]], False, 1.08)
+
+
 def _column(held: list[tuple[Row, Quantity]], wide: list[int]) -> Iterator[Finding]:
     """Rows of one memory column that differ in their format only; of a row that names none, it asks."""
-    named: list[tuple[list[int], list[str], Quantity]] = []
+    named: list[tuple[list[int], list[object], Quantity]] = []
     of_all: list[str] = []
     for row, q in held:
         bits = [int(row.bare["bits"])] if "bits" in row.bare else _bits(row.label)
         label = f"{row.label} {' '.join(x.text for x in row.of('params'))}".lower()
         name = _WORD.findall(_FORMAT.sub(" ", label))
         of_all = name or of_all * label.strip().startswith("- ")  # "- int8" is of the row above
-        named += [(bits, name or of_all, q)] * (len(bits) < 2 and not row.summary)
+        work = [*row.own.items(), *((n, v) for n, v in row.bare.items() if _LENGTH.search(n))]
+        named += [(bits, [*(name or of_all), *work], q)] * (len(bits) < 2 and not row.summary)
     for (to, name, q), (of, other, base) in itertools.permutations(named, 2):
         if (
             [len(to), len(of or wide)] == [1, 1]
@@ -185,7 +211,11 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             continue
         body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
         runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
-        runs += [(t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item"))]
+        runs += _printed(report, row)
+        known = {t.line for t, _ in runs}
+        runs += [
+            (t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item")) and t.line not in known
+        ]
         # Of all pairs the one whose quotient is nearest is meant.
         pairs = sorted(itertools.combinations(runs, 2), key=lambda pair: _off(said[0], pair[0][0], pair[1][0]))
         meant = [p for p in pairs if abs(_off(said[0], p[0][0], p[1][0])) < 0.006] or pairs[:1]
@@ -197,12 +227,39 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             at = next((pause.end() for form in _PAUSES if (pause := form.search(text, a.end, b.start))), a.end)
             yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
     for grid in report.grids:
+        yield from _of_two(grid)
         cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
+        before = {
+            r.line: [(s, t)] for s, r in itertools.pairwise(grid.body) if (t := s.only("time")) and not s.of("ratio")
+        }
         for r, q, t in cells:
             above = bases if len(bases) == 1 else [b for b in bases if b[0].line < r.line][-1:]
+            above = above or before.get(r.line, [])
             for base, of in above:
                 yield from _unequal(q, (), (of, base.own | base.bare), (t, r.own | r.bare))
+
+
+def _printed(report: Report, row: Row) -> list[tuple[Quantity, dict[str, float]]]:
+    """The times of preformatted lines that differ in their figures alone, each with the sizes above it in its block."""
+    code = [r for r in report.lines_of_text if report.blocks[r.block].kind == "code" and abs(r.line - row.line) < 40]
+    timed = [(r, t, re.sub(r"[\d.,]+", "0", r.text)) for r in code if (t := r.only("time"))]
+    alike = [(r, t) for r, t, form in timed if [f for *_, f in timed].count(form) == 2]
+    held = [(t, {n: s.value for n in _WORK if (s := r.size(n)) and s.near}) for r, t in alike]
+    return held if len(held) == 2 else []
+
+
+def _of_two(grid: Grid) -> Iterator[Finding]:
+    """The one cell "4 / 2" of a column in which all others have one size twice, beside a speed-up."""
+    for c, name in enumerate(grid.header):
+        cells = [row.text.split("; ")[c].rpartition(": ")[2] if row.text.count("; ") >= c else "" for row in grid.body]
+        pairs = [_TWO.fullmatch(cell) for cell in cells]
+        odd = [(row, m) for row, m in zip(grid.body, pairs, strict=True) if m and m[1] != m[2]]
+        if len(odd) == 1 and len(pairs) > 2 and all(pairs):
+            ((row, m),) = odd
+            if (q := row.only("ratio")) and q.value.lo > 1:
+                message = f"{name} is {m[0]}, twice the same in all other rows: is {q.text} of the same work?"
+                yield finding(QUESTION, "equal work", message, q)
 
 
 def _compared(row: Row) -> tuple[list[Quantity], list[Quantity]]:

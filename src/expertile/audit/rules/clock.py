@@ -4,7 +4,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
+from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
+from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 
 _STAMP = re.compile(r"(?<![\d:])(?:(\d{4})[-/](\d\d)[-/](\d\d)[T ])?(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(?![\d:])")
@@ -28,6 +29,25 @@ _WALL = re.compile(
 _BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
 _Stamped = tuple[int, float, str]  # a line's number, its time in seconds, the rest of it
 _FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
+
+
+def steps(report: Report) -> Iterator[Finding]:
+    """Lines of a log, each with the time of a step and a rate, of which all but one make one amount of work."""
+    held: dict[tuple[int, str], list[tuple[Quantity, Quantity, float]]] = {}
+    for row in report.lines_of_text:
+        t = row.only("s_per_item") or row.only("time") if report.blocks[row.block].kind == "code" else None
+        for kind in ("tokens_per_s", "items_per_s") if t else ():
+            if t and (q := row.only(kind)) and not q.per_device:
+                held.setdefault((row.block, kind), []).append((t, q, (t.value * q.value).mid))
+    for some in held.values():
+        middle = sorted(x for *_, x in some)[len(some) // 2]
+        odd = [(t, q) for t, q, x in some if abs(x / middle - 1) > 0.01]
+        if len(some) > 3 and len(odd) == 1 and len({t.text for t, *_ in some}) > 2:
+            ((t, q),) = odd
+            made = f"{t.text} and {q.text} make {(t.value * q.value).mid:.4g}, those of all {len(some) - 1} other lines"
+            message = f"{made} {middle:.4g}: is it the rate of that step?"
+            if abs((t.value * q.value).mid / middle - 1) > 0.03:
+                yield finding(QUESTION, "throughput", message, q, t)
 
 
 def clocks(report: Report) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ _WHOLE = re.compile(r"(?:[Bb](?:ytes?|its?)?|GPUs?|layers|heads|tokens)?")
 # "2 × 32 × 8 × 128 × 2 bytes, in other words 512 KiB"
 _SPOKEN = re.compile(r"(?<=[\w)]),? (?:in other words|i\.e\.,?|that is|which (?:is|makes|gives)|or) (?=\d)")
 _BYTES = re.compile(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
+_SPACED = re.compile(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d|[.,]\d)")  # "65 536 x 32 = 2 097 152"
 _HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
 
@@ -83,6 +84,7 @@ def equations(report: Report) -> Iterator[Finding]:
         text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹]+", lambda m: "^" + m[0].translate(_SPELL), row.text.replace("€", ""))
         text = re.sub(r"(?<=\d)([BM]) (?:param\w*|weights|tokens)", lambda m: {"B": "e9", "M": "e6"}[m[1]], text)
         text = _SPOKEN.sub(" = ", re.sub(r"(?<=\d) ?\([A-Za-z][A-Za-z ,]*\)(?= ?[×x*])", "", text))
+        text = _SPACED.sub(lambda m: m[0].replace(" ", ""), text)
         # "4 ms + queue 11 ms"
         # "14 GB read + 3 GB written"
         text = re.sub(r"(\d ?[A-Za-z/%]{1,5}) \(?[a-z]{3,12}\)?(?= ?[+=] ?\d)", r"\1", text)

@@ -54,8 +54,9 @@ def peaks_of(device: Device, formats: Sequence[str] = ()) -> tuple[float, ...]:
     """Every peak FLOP/s that anybody may mean of `formats`, or of all: dense, sparse, with the faster accumulation."""
     of = formats if formats and all(map(device.peak, formats)) else DTYPES
     known = [x for f in of for x in (device.peak(f), device.sparse_peak(f), generous_peak(device, f))]
-    if device.capability == (9, 0) and "PCIe" not in device.name:  # whose sheet gives a clock below the highest
-        known += [SPARSE_SHEET[f] / n for f in of if f in SPARSE_SHEET for n in (1, 2)]
+    if device.capability == (9, 0):  # whose sheet gives a clock below the highest
+        clock = 1513 / 1979 if "PCIe" in device.name else 1.0
+        known += [clock * SPARSE_SHEET[f] / n for f in of if f in SPARSE_SHEET for n in (1, 2)]
     return tuple(dict.fromkeys(x for x in known if x))
 
 
@@ -84,7 +85,8 @@ def is_limit(own: str) -> bool:
 def _sheet(report: Report) -> tuple[float, ...]:
     """The peaks and bandwidths of the GPUs that a report names."""
     devices = report.everything.of("devices")
-    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in DTYPES)) if x]
+    formats = [f for f in DTYPES if f != "tf32" or "tf32" in report.text]  # else it is nobody's peak
+    sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in formats)) if x]
     if any(d.capability == (9, 0) for d in devices):
         sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
     return tuple(dict.fromkeys(sheet))

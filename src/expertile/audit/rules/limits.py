@@ -21,7 +21,7 @@ from expertile.device import DTYPES
 NO_RUN_OF_ONE = re.compile(
     r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equiv|"
     r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|\bsol\b|capab|hardware|advertised|"
-    r"projected|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
+    r"projected|full square|square counted|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
 _CACHED = re.compile(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|"
@@ -31,9 +31,11 @@ _CACHED = re.compile(
 _CACHE = re.compile(r"(?i)\W*(?:of )?(?:l[12]|(?:last[- ]level )?cache|shared|smem|llc)\b")  # what follows its size
 _BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = (
-    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )(?<!--)flush|"
-    r"rotat|cycl|(?:larger|bigger) than|more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
+    r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )"
+    r"(?<!not\* )(?<!--)flush|rotat|cycl|(?:larger|bigger) than|"
+    r"more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
 )
+_STOCK = r"\bstock (?:clock|memory|speed|setting|freq)|\b(?:no|not|without)(?: \w+)? (?:oc\b|over-?clock)"
 _MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
 _OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
 # Beside one GPU of which the number is not stated.
@@ -67,19 +69,20 @@ _RESIDENT = re.compile(
     r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|on.chip|"
     r"cache.resident|in.cache|fits? in (?:the )?l2"
 )
+_IN_CACHE = re.compile(r"(?i)(?<!not )\b(?:l2|cache)[ -]resident")
 _PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
 _FIRST = re.compile(r"(?i)\bttft\b|time to first token|prefill")
 _REUSED = re.compile(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enabled)|sparse attention|moe|mixture")
 _AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
 _NO_DECODE = re.compile(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
-    r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft"
+    r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
 )
+_MADE = re.compile(r"(?i)\btg ?\d|\bdecod|\bgen(?:erat\w+)?\b")
 _ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
 _STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
-@lru_cache(maxsize=64)
 @lru_cache(maxsize=64)
 def _says(report: Report, form: str) -> bool:
     """Whether the lower-case text of a report has something of a form."""
@@ -110,7 +113,9 @@ def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
     for row in report.all_rows:
-        others = (f(row) for f in (_moved_each, _moved, _by_intensity, _generated, _swept, _updated, _prompted))
+        others = (
+            f(row) for f in (_moved_each, _moved, _worked, _by_intensity, _generated, _swept, _updated, _prompted)
+        )
         for d in itertools.chain(_stated(row), _computed(row, largest), *others):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
@@ -174,9 +179,11 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     # "… got 13.2 TB/s, where the H200 has 4.8 TB/s": the text knows.
     knows = row.kind == "line" and any(x is not q and on_sheet(row, x) for x in row.of("bandwidth"))
     certain = 1.0 if sure and not (other or knows) and one_part else math.inf
-    slack = 1.1 if "GeForce" in device.name else 1.04
+    slack = 1.1 if "GeForce" in device.name and not _says(row.report, _STOCK) else 1.03
     # Where the text speaks of caches and of no cold one, they may have held it.
     held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, COLD)
+    small = row.of("bytes") and all(b.value.mid < 2 * device.l2_bytes for b in row.of("bytes"))
+    held |= bool(small) and not sure and _says(row.report, r"\bl2\b|cache")
     if not held and (not other or (big and other[0] == "effective")):
         ask = "did the data fit in a cache?"
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)
@@ -206,6 +213,17 @@ def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
                 yield Demand(q, "rate", rate, text, "bound", ask, certain, formats, count, sparse=sparse, lines=t.lines)
 
 
+def _worked(row: Row) -> Iterator[Demand]:
+    """The FLOPs that a table's row states, in its one time."""
+    work, t = (row.only("flop"), row.only("time")) if row.kind == "table" and row.devices else (None, None)
+    fewer = re.search(r"winograd|strassen|conv|fft", row.words) and not _says(row.report, r"\bno winograd|implicit")
+    if work and t and not (fewer or row.report.sparse or _NO_RUN.search(t.words)):
+        formats, count = row.stated("formats") or row.report.everything.of("formats"), max(gpu_counts(row))
+        rate, text = work.value / t.value, f"{si(work.value.mid, 'FLOP')} in {t.text}"
+        if rate.mid < 30 * count * fastest(row, formats)[0]:
+            yield Demand(t, "rate", rate, text, "bound", "is it the time of that work?", formats=formats, count=count)
+
+
 def _by_intensity(row: Row) -> Iterator[Demand]:
     """The bandwidth that a rate of a stated intensity takes."""
     q, per_byte = row.only("rate"), row.only("intensity")
@@ -218,20 +236,23 @@ def _by_intensity(row: Row) -> Iterator[Demand]:
 
 
 def _moved_each(row: Row) -> Iterator[Demand]:
-    """Traffic of each run, in a table's column, in the one time of its row; with cold caches, in the time that is named
-    as it is ("fp16 MB", "fp16 us")."""
-    text = f"{row.text.lower()} {row.headings}".replace("cache (m", "(m")  # a column of what a KV cache holds
-    if row.kind != "table" or not row.devices or _CACHED.search(text):
+    """Traffic of each run, in a table's column, in the one time of its row; with cold caches, what is called read, or a
+    KV cache, in every time, other columns in the time that is named as they are ("fp16 MB", "fp16 us")."""
+    text = re.sub(r"kv[ -]?cache|cache (?=\(m)", "kv ", f"{row.text.lower()} {row.headings}")  # what a KV cache holds
+    if row.kind != "table" or not row.devices or _CACHED.search(text) or _IN_CACHE.search(row.lead):
         return
-    cold = _says(row.report, COLD) or _says(row.report, _READ_ALL)
-    read = _says(row.report, _READ_ALL) and row.only("bytes")
-    for b, t in itertools.product(row.of("bytes"), row.of("time")):
+    all_read = _says(row.report, _READ_ALL)
+    cold, decode = _says(row.report, COLD) or all_read, _says(row.report, "decod")
+    for b, t in itertools.product(row.of("bytes"), row.of("time", "s_per_item")):
         (first, *more), (name, *_) = (q.label.lower().split() or [""] for q in (b, t))
         only = _EACH_RUN.search(b.label) and row.only("bytes") and row.only("time")
-        if not only and not (cold and t.value.mid and ((more and first == name) or (read and b.label))):
-            continue
-        text, count = f"{b.text} in {t.text}", max(gpu_counts(row))
-        yield Demand(b, "bandwidth", b.plain / t.value, text, "traffic", "is this the same run?", count=count)
+        told = all_read or _TRAFFIC.search(b.label) or (decode and re.search(r"(?i)\bkv\b", b.label))
+        read = bool(row.only("bytes") and told and b.label)
+        if only or (cold and t.value.mid and ((more and first == name) or read)):
+            rate, text, ask = b.plain / t.value, f"{b.text} in {t.text}", "is this the same run?"
+            count, slack = max(gpu_counts(row)), 1.06 if cold and read else 0.0
+            if all_read or not read or rate.mid < 8 * count * memory_of(row):  # else of all layers
+                yield Demand(b, "bandwidth", rate, text, "traffic", ask, count=count, slack=slack)
 
 
 def _moved(row: Row) -> Iterator[Demand]:
@@ -334,7 +355,9 @@ def _swept(row: Row) -> Iterator[Demand]:
 def _generated(row: Row) -> Iterator[Demand]:
     """Every weight once for each token of a single stream."""
     q, count = row.only("tokens_per_s"), 1.0 if _ALONE.search(row.lead) else max(gpu_counts(row))
-    q = row.only("s_per_token") or q
+    made = [x for x in row.of("tokens_per_s") if _MADE.search(x.label)]
+    decoded = not q and row.kind == "table" and len(made) == 1 and made[0].exact
+    q = row.only("s_per_token") or (made[0] if decoded else q)
     step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)
     q = row.only("time") if step else q
     lines = row.report.lines_of_text if q and not row.devices else []
@@ -342,8 +365,15 @@ def _generated(row: Row) -> Iterator[Demand]:
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     # A time for each token is of no other column.
-    text = "" if q and q.kind == "s_per_token" and row.kind == "table" else row.text
-    if q and known and not _NO_DECODE.search(f"{q.words} {text} {prefill}") and (w := weights(row, q, bool(step))):
+    text = "" if decoded or (q and q.kind == "s_per_token" and row.kind == "table") else row.text
+    worked_out = q and row.kind == "line" and EQUATION.search(row.text[: q.start])
+    if (
+        q
+        and known
+        and not worked_out
+        and not _NO_DECODE.search(f"{q.words} {text} {prefill}")
+        and (w := weights(row, q, bool(step)))
+    ):
         rate = q.value * w.value if q.kind == "tokens_per_s" else w.value / q.value
         most = memory[0] if len(memory) == 1 else 0.0
         text, ask = f"{w.text} in {q.text}", "how many tokens at once?"

@@ -244,7 +244,12 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
         each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", f"{s.name} {grid.header[target]}")
         # The mean of so many calls is their total over the calls.
         calls = bool(kind == "time" and _AVERAGE.search(grid.header[target]) and _SUM.search(s.name))
-        may = _loose(kind) and not re.search(NO_RUN, s.name) and (s.kind != kind or (kind in RATES and each) or calls)
+        may = (
+            len(targets) > 2
+            and _loose(kind)
+            and not re.search(NO_RUN, s.name)
+            and (s.kind != kind or (kind in RATES and each) or calls)
+        )
         for sign in (1, -1) if may and ("*" in kind or derived((kind, s.kind)) == kind) else ():
             # Tokens and requests are counts too: tokens/s are sequences at once over the time of a token.
             if _loose(kind) == _loose(product("ratio", s.kind, sign)):

@@ -9,7 +9,7 @@ from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
-from expertile.audit.rules.hardware import SHOWN, is_limit, on_sheet, own_words
+from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
 from expertile.audit.rules.terms import BOTH_WAYS, ONE_WAY
 from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
@@ -52,7 +52,11 @@ _LINKS_OF = re.compile(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
     r"(?: (?:of|at|with|[x×]))?\W*$"
 )
+_OF_ALL = re.compile(
+    r"(?i)^[^,;.]*\b(?:per|each|a|in) (?:direction (?:and|per|of each) )?(?:gpu|gcd|card|device|rank|total|all)\b"
+)
 _OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
+_OF_ITS = re.compile(r"\W*(?:out )?of (?:(?:that|this|it)\b|(\d[\d.,]*))")
 _PCIE = re.compile(
     r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?|"
     r"\b[x×](?P<lanes>\d+),? (?:pci[- ]?e )?gen ?(?P<of>[3-6])"
@@ -149,10 +153,12 @@ def limits(report: Report) -> Iterator[Finding]:
                 part = "/".join(facts(own).of("formats"))
                 part = part if q.kind == "rate" else _part(own) or _part(row.text) or _part_of(row, q, own)
                 part = "network" if q in nics else part
-                many = _LINKS_OF.search(own[: own.find(q.text)])
+                after = row.text.partition(q.text)[2]
+                many = None if _OF_ALL.match(after) else _LINKS_OF.search(own[: own.find(q.text)])
                 n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
                 stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
+    clocked = [q.value.hi for row in report.lines_of_text for q in row.of("rate") if _of_clock(row, q)]
     for row in report.all_rows:
         yield from _bus(row)
         for q in (*row.of(*RATES), *_crossed(row)):
@@ -163,11 +169,18 @@ def limits(report: Report) -> Iterator[Finding]:
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
             itself = any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
+            itself |= q.kind == "rate" and q.value.lo <= max(clocked, default=0.0)
             if q.exact and q.value.mid and not (other or itself):
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
                 yield from _beyond(row, q, own, near)
+
+
+def _of_clock(row: Row, q: Quantity) -> bool:
+    """Whether a rate is worked out of lanes and a clock: "16384 × 2 × 2.88 GHz = 94.4 TFLOP/s"."""
+    before = row.text[: q.start]
+    return bool(EQUATION.search(before) and re.search(r"(?i)[\d.]+ ?(?:[GM]Hz|(?:[×x*·] ?10\^|e)9)\b", before))
 
 
 def _crossed(row: Row) -> Iterator[Quantity]:
@@ -232,10 +245,14 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     p = row.only("percent") if len(row.of("bandwidth")) == 1 else None
     after = (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact)
     p = p or next(after, None)
+    based = p and row.kind == "line" and _OF_ITS.match(row.text, p.end)
+    p = None if based and (not based[1] or based[1].rstrip(".,") not in limit.text) else p  # "92.4 % of 1008"
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
     whole = [s.value * x for s in held for x in ends]
     made = ((q.plain / p.value, 0.03), (q.plain * 1.0737 / p.value, 0.01)) if p and q.value.lo < 3 * most else ()
+    if not limit.q or limit.q.kind == "rate":  # another peak that the text works out
+        whole += [x.plain.mid for r in row.report.lines_of_text for x in r.of(q.kind) if x is not q]
     if p and made and _OF_LINK.search(p.words) and not any(m.meets(x, s) for x in whole for m, s in made):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)

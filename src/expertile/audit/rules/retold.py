@@ -12,7 +12,7 @@ from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules import headlines
-from expertile.audit.rules.hardware import SHARE, end_before, gpu_counts, on_sheet, peaks_of
+from expertile.audit.rules.hardware import EQUATION, SHARE, end_before, gpu_counts, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
 from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near, words_of
@@ -22,7 +22,12 @@ from expertile.audit.units import RATES, TIMES, TYPED
 _BEST = re.compile(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
-_UP_TO = re.compile(r"(?i)\b(?:up to|as much as)(?: an?)?\W*$")
+_UP_TO = re.compile(
+    r"(?i)\b(?:(?:up to|as much as)(?: an?)?|max(?:imum|imal)? (?:speed-?up|gain|improvement) of|"
+    r"between [\d.,]+ ?[x×%]* ?(?:and|to))\W*$"
+)
+_GAINED = re.compile(r"(?i)gain|improve|speed-?up|faster|sav|reduc")
+_SUPERLATIVE = re.compile(r"peak|max(?:imum|imal)?(?= (?:speed-?up|gain|improvement))")
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(
     r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
@@ -75,7 +80,7 @@ def retold(report: Report) -> Iterator[Finding]:
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
                 yield from _extreme(row, q, long)
-            if near and not NO_RUN_OF_ONE.search(q.words.replace("peak", "")) and not on_sheet(row, q):
+            if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
                 if q.kind in ("ratio", "percent"):
@@ -117,7 +122,8 @@ def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     made = [(c.value * n, c) for c in cells for n in counts if q and _SO.search(row.text[: q.start])]
     steps = (10.0, 100.0, 1000.0, 0.1, 0.01, 0.001)
     off = [(m, c) for m, c in made for k in steps if q and (m * k).meets(q.value, 0.003)]
-    if q and off and not any(m.meets(q.value, 0.03) for m, _ in made):
+    own = [x.value * n for x in row.of(*TIMES) for n in counts if x is not q]  # the sentence's own
+    if q and off and not any(m.meets(q.value, 0.03) for m in (*own, *(m for m, _ in made))):
         m, c = off[0]
         message = f"{counts.pop():.0f} × {c.text} of line {c.line} is {si(m.mid, 's')}, not {q.text}: which unit?"
         yield finding(QUESTION, "retold", message, q, c)
@@ -161,9 +167,15 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
         held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
         held = cells if len(cells) < 9 and not held else held
         slip = next(
-            (c for c in held for k in (1e3, 1e-3) if (c.value * k).meets(q.value) and c.value.width < 0.02), None
+            (c for c in held for k in (1e3, 1e-3) if (c.plain * k).meets(q.plain) and c.plain.width < 0.02), None
         )
-        if slip and q.exact and q.value.width < 0.02 and not any(c.value.meets(q.value, 0.015) for c in cells):
+        if (
+            slip
+            and not _CALLS.search(row.text)
+            and q.exact
+            and q.plain.width < 0.02
+            and not any(c.value.meets(q.value, 0.015) for c in cells)
+        ):
             message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
             yield finding(QUESTION, "unit", message, q, slip)
 
@@ -180,6 +192,8 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     most = max(cells, key=lambda c: c.value.hi, default=q)
     top = most.value.hi * (max(gpu_counts(row)) if most.per_device and not q.per_device else 1.0)
     same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
+    if EQUATION.search(row.text[: q.start]):
+        return
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"
         yield finding(QUESTION, "retold", message, q, close)
@@ -194,7 +208,7 @@ def _of_tables(
     row: Row, q: Quantity, cells: list[Quantity], held: list[tuple[Grid, list[Row]]], heading: bool
 ) -> Iterator[Finding]:
     """A gain that no two figures of a table make, or that is more than all that they make."""
-    kinds, words = [x.kind for x in row.of(*TYPED)], words_near(row, q, 24, 24)
+    kinds, words = [x.kind for x in row.of(*TYPED) if not on_sheet(row, x)], words_near(row, q, 24, 24)
     of_row = any(MEAN.search(r.label) for g, rows in held if rows is not g.rows for r in rows)  # a row of medians
     mean = MEAN.search(row.text.replace("_", " ")) and not of_row
     # "72 % of the hours" and a utilisation are no gains.
@@ -203,7 +217,8 @@ def _of_tables(
     if mean or share or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
         return
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
-    if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(words_near(row, q, 48, 24))):
+    beside = words_near(row, q, 400 if _UP_TO.search(row.text[: q.start]) else 48, 24)
+    if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(beside)):
         return
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
@@ -224,16 +239,23 @@ def _of_tables(
         change = change_of(row, q, True, 40)
         if any(may_be(q, a.value / b.value, change, 0.01) for a in told for b in (*told, *cells) if a is not b):
             return
-    bound = not q.exact or _BEST.search(words_near(row, q, 48, 24))
-    if q.kind == "ratio" and _UP_TO.search(row.text[: q.start]):
-        gains = [mid(x) for g, rows in held for c in g.columns("ratio") for r in rows if (x := r.figure(c))]
-        made = gains if len(gains) > 2 else made  # a column has them all
+    up_to = _UP_TO.search(row.text[: q.start])
+    bound = not q.exact or up_to or _BEST.search(words_near(row, q, 48, 24))
+    columns = [
+        (c, rows) for g, rows in held for c in g.columns(q.kind) if q.kind == "ratio" or _GAINED.search(g.header[c])
+    ]
+    gains = [mid(x) for c, rows in columns if up_to for r in rows if (x := r.figure(c, q.kind))]
+    made = gains if len(gains) > 2 and q.kind == "ratio" else made  # a column has them all
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
+    if q.kind == "percent" and len(columns) == 1 and len(gains) > 2 and 1.04 * max(gains) < q.value.lo < 2 * max(gains):
+        message = f"no row has more than {100 * max(gains):.3g} %: of which is it {q.text}?"
+        yield finding(QUESTION, "headline", message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
+        return
     change = "loss" if off_time else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
-    beside = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
-    if more or (made and not bound and (named or beside) and not any(may_be(q, exact(x), change, 0.04) for x in made)):
+    close = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
+    if more or (made and not bound and (named or close) and not any(may_be(q, exact(x), change, 0.04) for x in made)):
         rule = "headline" if more else "retold"
         gains = [mid(q)] if q.kind == "ratio" else [1 + mid(q), 1 / max(1 - mid(q), 0.01)]
         off, best = min((abs(math.log(x / g)), x) for x in made for g in gains if x > 0)
@@ -247,13 +269,15 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     """The rows that a sentence names by a cell of theirs, or else by a figure."""
     clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
     clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
-    text, found = f" {' '.join(words_of(clause))} ", []
+    text, found, both = f" {' '.join(words_of(clause))} ", [], []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
         head = "" if grid.drawn else r.text[: r.quantities[0].start].lower()
         cells = cells if grid.drawn else (head, head.split()[0] if head.split() else "")
         names = [" ".join(words_of(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
-        found.append(max((n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text), key=len, default=""))
+        own = [n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text]
+        found.append(max(own, key=len, default=""))
+        both += [r] if len({*own}) > 1 else []
     # "ours" within "ours fp8" names no row.
     sizes, longer = facts(clause).sizes.items(), {n for of in found for n in found if of != n and f" {of} " in f" {n} "}
     rows = [r for r in grid.rows if any(r.own.get(n) == v for n, v in sizes)]
@@ -270,7 +294,7 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     counts = [(m[2].lower(), float(m[1])) for m in re.finditer(r"(?<![\d.,])(\d+) ([a-z]{4,}s)\b", clause)]
     other = {id(r) for r in rows for noun, n in counts for name, v in r.bare.items() if name.endswith(noun) and v != n}
     rows = [r for r in rows if id(r) not in other]
-    return rows if len(rows) < 4 else []
+    return rows if len(rows) < 4 else both if len(both) < 4 else []
 
 
 def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: bool = False) -> list[float]:

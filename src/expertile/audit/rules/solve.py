@@ -192,13 +192,18 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     first = held[at][0].figure
     written = first and WRITTEN.search(row.text[: first.start])
     said = row.said or row.text
-    one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(said))
+    around = " ".join([said, *(row.report.lines[f.line - 1] for f in figures if f not in row.quantities)])
+    one_way = written or ((lent or _ONE_WAY.search(said)) and not _BOTH_WAYS.search(around))
     also = GIB if law.rule == "bandwidth" and one_way else law.also
     each = any(some[0].kind.startswith("B/") for some in held)  # GPUs do not multiply what is held
     counts = _multiples(row, ("batch", "concurrency")) if each else _multiples(row)
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     if lent and each and row.facts.of("formats"):  # which may be another than the lent figure's
         factors += tuple(f * n for f in factors for n in (0.5, 2.0))
+    labels = [t.figure.label for t in held[at] if t.figure]
+    if law.rule == "rate" and any(re.search(r"(?i)node|total|\ball\b|\bsum", label) for label in labels):
+        factors += row.report.everything.of("gpus")
+        factors += tuple(1 / n for n in row.report.everything.of("gpus"))
     if not row.facts.of("gpus"):  # any number of them that the report has
         gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
         factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))

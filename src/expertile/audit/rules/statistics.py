@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
-from expertile.audit.records import Named, Record, Series, arrays, digits, in_line, records, series, sheets, words
+from expertile.audit.records import (
+    Named,
+    Record,
+    Series,
+    arrays,
+    digits,
+    in_line,
+    logged,
+    records,
+    series,
+    sheets,
+    words,
+)
 from expertile.audit.report import Report
 from expertile.audit.units import RATES
 
@@ -117,7 +129,8 @@ def _objective(record: Record) -> Iterator[Finding]:
 
 def summaries(report: Report) -> Iterator[Finding]:
     """Every figure whose name is a statistic of something, against what has the rest of its name."""
-    some = [s for s in (*series(report), *arrays(report)) if 2 < len(s.figures) < 400 and min(s.values) > 0]
+    steps = [*logged(report)]
+    some = [s for s in (*series(report), *arrays(report), *steps) if 2 < len(s.figures) < 400 and min(s.values) > 0]
     lists = [(_stems(s), held, s) for s in some if (held := _body(s))]
     figures = [f for b in report.blocks for line in ([] if b.table else b.lines) for f in in_line(line)]
     figures += [f for s in sheets(report) if len(s.rows) == 1 for f in s.rows[0].values()]
@@ -153,9 +166,10 @@ def summaries(report: Report) -> Iterator[Finding]:
             made = _OF[kind][0](_scaled(of, f)[part:]) * digits(f) / f.value
             named = kind == "sum" and {*f.words} - {*_NAMES} - _FILLER
             text = "" if good or named or _LISTED.search(report.lines[f.line - 1]) else report.text
-            if 0.2 < made / digits(f) < 5 and not _SOME.search(text):
-                values, lines = _scaled(of, f), tuple(x.line for x in of)
-                outside = kind in _MIDDLE and not min(values) <= f.value <= max(values)
+            values, lines = _scaled(of, f), tuple(x.line for x in of)
+            outside = kind in _MIDDLE and not min(values) <= f.value <= max(values)
+            some_steps = any(of[0] is s.figures[0] for s in steps) and not outside  # each of several, perhaps
+            if 0.2 < made / digits(f) < 5 and not (some_steps or _SOME.search(text)):
                 sure = f.line not in lines and ((good > 1 and outside) or (good > 0 and of[0].column < 0))
                 message = f"the {kind} of the {len(of) - part} figures named so is {made:.4g}, not {f.text}"
                 message += "" if sure else ": which of them does it count?"
@@ -229,7 +243,8 @@ def _fits(f: Named, kind: str, of: list[Named], part: bool, report: Report) -> b
     values = _scaled(of, f)
     off = max(x.off * (v / x.value) for x, v in zip(of, values, strict=True))
     ways = [values] * (not part)
-    warm = part or _WARM.search("\n".join((report.lines[f.line - 1], *(report.lines[x.line - 1] for x in of[:3]))))
+    lead = report.lines[max(0, f.line - 4) : f.line]
+    warm = part or _WARM.search("\n".join((*lead, *(report.lines[x.line - 1] for x in of[:3]))))
     ways += [values[k:] for k in range(1, 1 + len(values) // 2) if len(values) - k > 1] if warm else []
     made = [of_all(v) for v in ways for of_all in _OF[kind] if len(v) > 1]
     if kind in ("min", "max", "best", "worst", "median"):

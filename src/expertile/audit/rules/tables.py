@@ -81,27 +81,41 @@ def proportions(report: Report) -> Iterator[Finding]:
     """A column that another makes, or two, but for one constant: to the last digit in all rows but one; a rate and its
     time, which may be of one work, less exactly. It asks."""
     for grid in (g for g in report.tables if 2 < len(g.body) < 60 and len(g.header) < 16):
-        factors, found = [*_factors(grid)], set[int]()
-        if {"m", "n", "k"} <= grid.rows[0].own.keys():  # their work is known
-            factors = [f for f in factors if f.name.lower() not in ("m", "n", "k")]
-        for n, target in itertools.product((1, 2, 3), [f for f in factors if not f.way][::-1]):
-            others = [f for f in factors if f.column != target.column and same_statistic(f.name, target.name)]
-            if n == 3:  # of two sizes and a time
-                rated = [f for f in others if target.kind in RATES and f.kind in (*RATES, *_TIMED)]
-                others = [f for f in others if f.whole and not f.way][:4] + rated[:6]
-            for some in itertools.combinations(others, n):
-                # Work is rate × time, so that a rate falls with the time and grows with the sizes.
-                timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
-                if n == 3 and not (timed and sum(f.whole for f in some) == 2):
-                    continue
-                ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
-                chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
-                chosen |= size_of_name(target.name) is not None and (target.whole or target.kind != "number")
-                kinds = {f.kind for f in (target, *some)}
-                chosen |= kinds == {"ratio"} or (n == 1 and kinds == {"time"})  # of different things
-                chosen |= bool(re.search(r"(?i)\bp\d\d\b", target.name)) or not all(f.name.strip() for f in some)
-                if ways and not chosen and len({f.column for f in some}) == n:
-                    yield from _odd_row(grid, target, some, timed, found)
+        of_all = [*_proportions(grid)]
+        groups = [[*_proportions(g, False)] for g in _by_label(grid)] if not of_all else []
+        yield from of_all or next((some for some in groups if sum(map(len, groups)) == len(some) == 1), [])
+
+
+def _by_label(grid: Grid) -> list[Grid]:
+    """The rows of each of a few names, where all have four rows and more: "full" and "causal" count unlike work."""
+    names = dict.fromkeys(row.label.strip().lower() for row in grid.body)
+    of = [[row for row in grid.body if row.label.strip().lower() == name] for name in names]
+    return [Grid(grid.block, grid.header, rows) for rows in of] if 1 < len(of) < 5 and min(map(len, of)) > 3 else []
+
+
+def _proportions(grid: Grid, passes: bool = True) -> Iterator[Finding]:
+    """Of each column; what is off by a whole number may count other `passes`."""
+    factors, found = [*_factors(grid)], set[int]()
+    if {"m", "n", "k"} <= grid.rows[0].own.keys():  # their work is known
+        factors = [f for f in factors if f.name.lower() not in ("m", "n", "k")]
+    for n, target in itertools.product((1, 2, 3), [f for f in factors if not f.way][::-1]):
+        others = [f for f in factors if f.column != target.column and same_statistic(f.name, target.name)]
+        if n == 3:  # of two sizes and a time
+            rated = [f for f in others if target.kind in RATES and f.kind in (*RATES, *_TIMED)]
+            others = [f for f in others if f.whole and not f.way][:4] + rated[:6]
+        for some in itertools.combinations(others, n):
+            # Work is rate × time, so that a rate falls with the time and grows with the sizes.
+            timed = target.kind in RATES and any(f.kind in _TIMED for f in some)
+            if n == 3 and not (timed and sum(f.whole for f in some) == 2):
+                continue
+            ways = all((f.way == "÷") == (f.kind in _TIMED) if timed else f.way in ("", "÷") for f in some)
+            chosen = all(f.whole for f in (target, *some)) and _round(target)  # nobody measured it
+            chosen |= size_of_name(target.name) is not None and (target.whole or target.kind != "number")
+            kinds = {f.kind for f in (target, *some)}
+            chosen |= kinds == {"ratio"} or (n == 1 and kinds == {"time"})  # of different things
+            chosen |= bool(re.search(r"(?i)\bp\d\d\b", target.name)) or not all(f.name.strip() for f in some)
+            if ways and not chosen and len({f.column for f in some}) == n:
+                yield from _odd_row(grid, target, some, timed, passes, found)
 
 
 def slips(report: Report) -> Iterator[Finding]:
@@ -141,7 +155,9 @@ def _varies(values: Iterable[Interval]) -> bool:
     return max(mids, default=0) > 1.08 * min(mids, default=0)
 
 
-def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool, found: set[int]) -> Iterator[Finding]:
+def _odd_row(
+    grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool, passes: bool, found: set[int]
+) -> Iterator[Finding]:
     """`found` are rows that are asked about, and columns, below zero, of which all rows say what they are made of."""
     made = {r: x for r, x in some[0].cells.items() if r in target.cells and all(r in f.cells for f in some)}
     for f in some[1:]:
@@ -172,7 +188,7 @@ def _odd_row(grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool
     if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
-    whole = 0 if whole == 10 and exactly else whole  # a digit
+    whole = 0 if (whole == 10 or not passes) and exactly else whole  # a digit
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     whole = whole if "percent" not in {target.kind, some[0].kind} and whole < 64 else 0
     other |= any(x is not q and x.value.width < 0.2 and x.value.meets(should, FIT) for x in row.of(target.kind))
@@ -265,6 +281,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         other = any(r in m.cells and m.fits(r, targets[r], 0.0) for m in rivals)
         # Another column of the kind follows so: this one's may be of something else ("rate, uncompressed").
         beside = (q for q in grid.rows[r].of(kind) if q is not targets[r] and not quotient)
+        beside = (q for q in beside if not all(_alike(best, grid, s, q, targets) for s in told if s != r))
         other |= best.rule != "sum" and any(best.fits(r, q, FIT) for q in beside) and len(told) < 4
         # Where all others agree to the last digit, another convention in this row is asked about.
         excused = best.excused(r, targets[r])
@@ -277,6 +294,12 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             x = f"{best.cells[r].text} of this row is {best.cells[r].value.mid:.3g}"
             message = f"{s.text} is the mean of the rows' ratios; {x}: which is meant?"
             yield finding(QUESTION, "mean of ratios", message, s)
+
+
+def _alike(best: Made, grid: Grid, r: int, q: Quantity, targets: Cells) -> bool:
+    """Whether a row has the same in another figure's column, in another unit."""
+    x = grid.rows[r].figure(q.column, q.kind)
+    return x is not None and x.text != targets[r].text and x.plain.meets(targets[r].plain, FIT) and best.fits(r, x, FIT)
 
 
 def _named(text: str) -> set[str]:

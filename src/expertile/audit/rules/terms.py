@@ -31,12 +31,13 @@ COMMS = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
 ONE_WAY = re.compile(
-    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|(?:per|one|each) (?:direction|way)|"
+    r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|"
+    r"(?:per|one|each|je) (?:direction|way|richtung)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
     r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?bw|reads? from|writes? to|"
     r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
-BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->")
+BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->|\bbeid(?:e|seit)")
 IF = re.compile(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
 GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
@@ -47,6 +48,7 @@ _DERIVED = re.findall(
     "power s_per_token s_per_item gpu*s bytes tokens flop time",
 )
 # Rates that are no work over the whole time.
+_DONE = re.compile(r"(?i)really|actual|executed|issued|non-?zero")
 _NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
 _REST = re.compile(r"(?i)\W*(?:(?:for|of) (?:the )?(?:rest|others?|headroom|slack)|(?:are |is )?(?:left|free|spare))\b")
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
@@ -79,7 +81,12 @@ SINGLE = re.compile(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
-_USED = (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"), re.compile(r"-a(\d+(?:\.\d+)?)b\b"))
+_USED = (
+    re.compile(r"(?<![\w.])(\d[\d.]*)(?: ?b)? of (?:the )?\d[\d.]* ?b (?:param\w* )?(?:are )?active"),
+    re.compile(r"(?<![\w.])(?<!of )(?<!of the )(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"),
+    re.compile(r"-a(\d+(?:\.\d+)?)b\b"),
+)
+_FILE = re.compile(r"(?i)\bi?q[2-8]_\w+|gguf|safetensors|\b(?:awq|gptq|exl2)\b")
 _OF_WEIGHTS = re.compile(r"(?i)\b(\w+) weights\b")
 _WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
@@ -152,6 +159,8 @@ def terms(row: Row) -> tuple[Term, ...]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic
     typed = [q for q in row.quantities if q.kind not in UNTYPED and q.exact and q.value.mid > 0 and q not in held]
     typed = [q for q in typed if not (q.kind.endswith("_per_s") and _NO_MEAN.search(f"{q.label}|{q.after}"))]
+    # Of zeros too are a sparse product's rates, not what it "really" multiplied.
+    typed = [q for q in typed if not (q.kind == "flop" and row.report.sparse and _DONE.search(q.label))]
     found = [Term(q.kind, q.plain, q.text, (q.line,), q) for q in typed if not on_sheet(row, q)]
     if row.kind == "record":  # a line of several figures is about itself
         at = [t.lines for t in found]
@@ -224,15 +233,26 @@ def drafts(report: Report) -> bool:
     return _DRAFTED.search(_ABSENT.sub("", report.text)) is not None
 
 
+def _files(row: Row) -> list[Quantity]:
+    """The sizes of the files of weights, each beside its name, of the one model that a table's row names."""
+    models = {q.value.mid for q in row.of("params")} if row.kind == "table" else set()
+    named = (r for r in row.report.lines_of_text if len(models) == 1 and r.of("bytes") and _FILE.search(r.text))
+    return [r.of("bytes")[0] for r in named if {*_models(r.text)} == models]
+
+
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
+    every = n is not None  # is read, not those of some experts
     # One stream is a time for each token, or what is said to be one.
     alone = SINGLE.search(f"{row.words} {row.lead}")
     single = batch.value == 1 if batch else q.kind == "s_per_token" or alone
-    drafted = row.kind == "table" and drafts(report)  # the text below may say so
+    printed = row.kind == "table" or report.blocks[row.block].kind == "code"  # the text below may say so
+    drafted = printed and drafts(report)
     single = single or SINGLE.search(next(filter(str.strip, report.lines), ""))
     single = single or {*report.everything.of("concurrency")} == {1.0}
+    lone = {*report.everything.of("batch"), *report.everything.of("concurrency")} <= {1.0}
+    single = single or (row.kind == "table" and lone and SINGLE.search(report.text))
     active = next(({*map(float, of)} for form in _USED if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
     several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
@@ -241,12 +261,16 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     own = row.facts.of("formats")
     like = (r for r in report.lines_of_text if not own or {*own} & {*r.facts.of("formats")})
     held = [b for r in (*like, row) for b in r.of("bytes") if b.exact]
-    sized = row.of("params") and row.kind == "table"  # "| size | params |" are the model's
-    held = [b for b in held if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and b.label == "size")]
+    sized = row.kind == "table" and (row.of("params") or _FILE.search(row.text))  # "| size | params |" are the model's
+    held = [
+        b
+        for b in held
+        if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and re.match(r"size\b", b.label))
+    ]
     formats = row.facts.of("formats") or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
-    held = [b for b in held if b in row.quantities] or held
-    if len({b.value.mid for b in held}) == 1 and (n or _whole(row, report.text)):
+    held = [b for b in held if b in row.quantities] or held or _files(row)
+    if len({b.value.mid for b in held}) == 1 and (every or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
     if n and len(formats) == 1:
         return Term("B/token", exact(n * BITS[formats[0]] / 8), f"{n / 1e9:.3g} B {formats[0]} weights", ())

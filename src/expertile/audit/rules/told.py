@@ -24,7 +24,8 @@ _FROM = re.compile(
 )
 _GAINS = (
     r"(?:faster|as fast|slower|speed|slow|improve|reduc|less|lower|higher|more|increas|gain|decreas|drop|"
-    r"sav|\b(?:down|up)\b(?! to)|beat|buys|yields|better|sooner|quicker|smaller|\bcut|\bcosts?\b|\badds?\b)"
+    r"\b(?:down|up)\b(?! to)|beat|outperform|buys|yields|better|shorten|sooner|quicker|smaller|\bcut|\bcosts?\b|"
+    r"\badds?\b|sav)"
 )
 OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
 _SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")

@@ -162,7 +162,7 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     label = row.label if grid.drawn else row.text
     total = bool(_TOTAL.search(label)) and not MEAN.search(label)
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
-    good, odd, exactly = 0, [], 0
+    good, exactly, held = 0, 0, list[tuple[Quantity, list[Interval], Interval]]()
     # Without a unit a column may be of ratios, or of whole numbers that count other things, unless one's are added up.
     bare = [q for q in row.of("number") if not _RATIOS.search(q.label)]
     sums = [sum(v.plain.mid for b in body if (v := b.figure(q.column, q.kind))) for q in bare]
@@ -180,7 +180,11 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         # No mean lies outside of its rows.
         outside = not min(v.lo for v in values) <= q.plain.mid <= max(v.hi for v in values)
         exactly += outside and not total and len(values) > 2 and q.kind != "ratio"
-        odd += [(q, usual)] if not any(q.plain.meets(m, 0.012) for m in means) else []
+        held.append((q, means, usual))
+    odd = []
+    for q, means, usual in held:  # to the last digit, where two columns more are so
+        near = 0.003 if exactly > 1 and not total and not _follows(q, row) else 0.012
+        odd += [(q, usual)] if not any(q.plain.meets(m, near) for m in means) else []
     # Where another column's is exact, so must be each.
     odd = odd if exactly else [(q, m) for q, m in odd if not q.plain.meets(m, ODD) and (total or q.kind != "number")]
     for q, m in odd if len(odd) <= max(good, 2) and len(body) > 2 else ():
@@ -189,6 +193,13 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         message = f"{span_of} is {si(m.mid, UNIT_OF.get(q.kind, ''))}, not {q.text}{ask}"
         sure = good and q.kind != "number"
         yield finding(INCONSISTENT if sure else QUESTION, "total", message, q, lines=tuple(b.line for b in body))
+
+
+def _follows(q: Quantity, row: Row) -> bool:
+    """Whether a figure is, or may be, what two others of its row make: a mean rate is total work in total time."""
+    others = [x.plain for x in row.quantities if x is not q and x.value.mid]
+    made = (x / y for x, y in itertools.permutations(others, 2))
+    return q.kind in ("ratio", "percent", "number") or any(q.plain.meets(m, 0.003) for m in made)
 
 
 def orders(report: Report) -> Iterator[Finding]:

@@ -1,0 +1,69 @@
+"""Units that the text near a table states for its columns."""
+
+import re
+from dataclasses import replace
+
+from expertile.audit.blocks import Block, Table
+from expertile.audit.facts import size_of_name
+from expertile.audit.quantity import RATIO, clean
+from expertile.audit.units import RATES, TIMES, Unit, match_unit, unit_of_name
+
+# "All rates in TFLOP/s", "(times in us)", "units: GB/s"
+_ALL_IN = re.compile(
+    r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
+    r"(?<=[.;] )(?=(?:[mµu]s|seconds) per [a-z]+, )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
+    r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
+    r"throughputs?)\b(?: of [\w ]{1,16})?"
+    r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
+    r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
+)
+_NO_MEASURE = re.compile(
+    r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
+    r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
+    r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"
+)
+
+
+def with_units(blocks: list[Block], text: str) -> list[Block]:
+    """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
+    found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
+    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "s_per_item", "bytes", *RATES)]
+    told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
+    reach = 40 if text.count("\n") > 80 else 80
+    units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
+    for above, of in zip(blocks, units[1:], strict=False):  # a table under "Copy rate (GB/s)"
+        m = re.search(r"\(([^()]+)\)\W*$", above.text) if above.kind == "heading" else None
+        if m and (u := match_unit(m[1])) and u[1] == len(m[1]) and u[0].kind in ("time", "bytes", *RATES):
+            of.setdefault(u[0], m[1])
+    lines = text.splitlines()
+    told_by = [_legend(b.table, "\n".join(lines[max(0, b.first - 16) : b.first])) if b.table else None for b in blocks]
+    each = zip(blocks, told_by, units, strict=True)
+    return [replace(b, table=_with_unit(t, of)) if t else b for b, t, of in each]
+
+
+def _legend(table: Table, above: str) -> Table:
+    """A table whose columns' units the text above it states by their names: "size in MiB, time in ms"."""
+    header = list(table.header)
+    for c, h in enumerate(map(clean, table.header)):
+        plain = re.fullmatch(r"[A-Za-z][A-Za-z ]{2,20}", h) and not unit_of_name(h)
+        m = re.search(rf"(?i)\b{h}s?\s+(?:is\s+|are\s+)?in\s+(?=[A-Za-zµ])", above) if plain else None
+        found = match_unit(above[m.end() :]) if m else None
+        if m and found and found[0].kind in ("time", "bytes", *RATES):
+            header[c] = f"{h} ({above[m.end() : m.end() + found[1]]})"
+    return replace(table, header=tuple(header))
+
+
+def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
+    if len(units) != 1 or any(re.search(r"(?i)\bunits?$", h) for h in table.header):
+        return table
+    ((unit, name),) = units.items()
+    known = [unit_of_name(clean(h)) for h in table.header]
+    header = list(table.header)
+    for c, h in enumerate(
+        header if not any(u and (u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES}) for u in known) else ()
+    ):
+        cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
+        decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
+        if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
+            header[c] = f"{h} ({name})"
+    return replace(table, header=tuple(header))
