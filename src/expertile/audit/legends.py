@@ -22,18 +22,19 @@ _NO_MEASURE = re.compile(
     r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
     r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"
 )
+_KINDS = ("time", "bytes", *RATES)  # whose units a text states for a whole column
 
 
 def with_units(blocks: list[Block], text: str) -> list[Block]:
     """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
     found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
-    typed = [(u, n, at) for (u, n), at in found if u.kind in ("time", "s_per_item", "bytes", *RATES)]
+    typed = [(u, n, at) for (u, n), at in found if u.kind in (*_KINDS, "s_per_item")]
     told = [(u, text[at : at + n], text.count("\n", 0, at)) for u, n, at in typed]
     reach = 40 if text.count("\n") > 80 else 80
     units = [{u: name for u, name, line in told if abs(line - b.first) < reach} for b in blocks]
     for above, of in zip(blocks, units[1:], strict=False):  # a table under "Copy rate (GB/s)"
         m = re.search(r"\(([^()]+)\)\W*$", above.text) if above.kind == "heading" else None
-        if m and (u := match_unit(m[1])) and u[1] == len(m[1]) and u[0].kind in ("time", "bytes", *RATES):
+        if m and (u := match_unit(m[1])) and u[1] == len(m[1]) and u[0].kind in _KINDS:
             of.setdefault(u[0], m[1])
     lines = text.splitlines()
     told_by = [_legend(b.table, "\n".join(lines[max(0, b.first - 16) : b.first])) if b.table else None for b in blocks]
@@ -48,7 +49,7 @@ def _legend(table: Table, above: str) -> Table:
         plain = re.fullmatch(r"[A-Za-z][A-Za-z ]{2,20}", h) and not unit_of_name(h)
         m = re.search(rf"(?i)\b{h}s?\s+(?:is\s+|are\s+)?in\s+(?=[A-Za-zµ])", above) if plain else None
         found = match_unit(above[m.end() :]) if m else None
-        if m and found and found[0].kind in ("time", "bytes", *RATES):
+        if m and found and found[0].kind in _KINDS:
             header[c] = f"{h} ({above[m.end() : m.end() + found[1]]})"
     return replace(table, header=tuple(header))
 
@@ -59,9 +60,9 @@ def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
     ((unit, name),) = units.items()
     known = [unit_of_name(clean(h)) for h in table.header]
     header = list(table.header)
-    for c, h in enumerate(
-        header if not any(u and (u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES}) for u in known) else ()
-    ):
+    if any(u and (u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES}) for u in known):
+        return table
+    for c, h in enumerate(header):
         cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
         decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
         if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):

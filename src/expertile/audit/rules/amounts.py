@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
+from statistics import median_high
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
@@ -148,7 +149,7 @@ def cached(report: Report) -> Iterator[Finding]:
         own = [(r, [r.own.get(n, 1.0 if n == "head_dim" and lone else 0.0) for n in _HEADS]) for r in g.body]
         for c in g.columns("bytes", "B/token"):
             cells = [(q, q.plain / exact(n), sizes) for r, sizes in own if (n := prod(sizes)) and (q := r.figure(c))]
-            middle = sorted(x.mid for _, x, _ in cells)[len(cells) // 2] if len(cells) > 3 else 0.0
+            middle = median_high(x.mid for _, x, _ in cells) if len(cells) > 3 else 0.0
             odd = [(q, n) for q, x, n in cells if middle and not x.meets(middle, 0.01)]
             formats = {r.facts.of("formats") for r, _ in own}
             if len(odd) == 1 and len(formats) == 1:

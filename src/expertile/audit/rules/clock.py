@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator
+from statistics import median_high
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.quantity import Quantity
@@ -40,14 +41,13 @@ def steps(report: Report) -> Iterator[Finding]:
             if t and (q := row.only(kind)) and not q.per_device:
                 held.setdefault((row.block, kind), []).append((t, q, (t.value * q.value).mid))
     for some in held.values():
-        middle = sorted(x for *_, x in some)[len(some) // 2]
-        odd = [(t, q) for t, q, x in some if abs(x / middle - 1) > 0.01]
+        middle = median_high(x for *_, x in some)
+        odd = [(t, q, x) for t, q, x in some if abs(x / middle - 1) > 0.01]
         if len(some) > 3 and len(odd) == 1 and len({t.text for t, *_ in some}) > 2:
-            ((t, q),) = odd
-            made = f"{t.text} and {q.text} make {(t.value * q.value).mid:.4g}, those of all {len(some) - 1} other lines"
-            message = f"{made} {middle:.4g}: is it the rate of that step?"
-            if abs((t.value * q.value).mid / middle - 1) > 0.03:
-                yield finding(QUESTION, "throughput", message, q, t)
+            ((t, q, x),) = odd
+            made = f"{t.text} and {q.text} make {x:.4g}, those of all {len(some) - 1} other lines"
+            if abs(x / middle - 1) > 0.03:
+                yield finding(QUESTION, "throughput", f"{made} {middle:.4g}: is it the rate of that step?", q, t)
 
 
 def clocks(report: Report) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from statistics import median_high
 
 from expertile.audit.finding import QUESTION, Finding
 from expertile.audit.quantity import clean
@@ -95,7 +96,7 @@ def _left(s: Sheet) -> Iterator[Finding]:
     for c, used, n in ((c, u, n) for c in left for u in sizes for n in counts if u != c):
         held = [(row[n], row[used], row[c]) for row in s.rows if row[n].value]
         each = [((a.value + b.value) / f.value, (a.off + b.off) / f.value) for f, a, b in held]
-        middle = sorted(x for x, _ in each)[len(each) // 2]
+        middle = median_high(x for x, _ in each)
         odd = [i for i, (x, off) in enumerate(each) if abs(x - middle) > off + 0.01 * middle]
         if len(odd) == 1 and len(held) > 3:
             f, a, b = held[odd[0]]
@@ -126,7 +127,7 @@ def _arrays(report: Report, s: Sheet) -> Iterator[Finding]:
     if sum(k is not None for k in keys) < 3 or len(rates) != 1 or len(times) != 1:
         return
     each = [(row[rates[0]].value * row[times[0]].value / k, row) for k, row in zip(keys, s.rows, strict=True) if k]
-    middle = sorted(x for x, _ in each)[len(each) // 2]
+    middle = median_high(x for x, _ in each)
     odd = [(x, row) for x, row in each if abs(x / middle - 1) > 0.02]
     if len(odd) == 1:
         x, row = odd[0]

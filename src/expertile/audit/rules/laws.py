@@ -7,6 +7,7 @@ TFLOP/s · ms / (tokens · top_k · hidden · ffn) is such, and so are the rates
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median_high
 
 from expertile.audit.finding import QUESTION, Finding
 from expertile.audit.quantity import same_statistic
@@ -39,7 +40,7 @@ def _by_name(report: Report, s: Sheet) -> Iterator[Finding]:
                 x, y = (row[r] for r in rates)
                 of.setdefault(raw[c].strip(), []).append((y.value / x.value, x.off / x.value + y.off / y.value, x, y))
         some = [held for held in of.values() if len(held) > 2]
-        middle = {id(held): sorted(x for x, *_ in held)[len(held) // 2] for held in some}
+        middle = {id(held): median_high(x for x, *_ in held) for held in some}
         odd = [(h, middle[id(held)]) for held in some for h in held if abs(h[0] / middle[id(held)] - 1) > h[1] + 0.01]
         if 1 < len(some) == len(of) and len(odd) == 1:
             (ratio, off, x, y), usual = odd[0]
@@ -86,7 +87,7 @@ def _odd(
 ) -> Iterator[Finding]:
     size = range(len(s.rows))
     sums = [sum(p * logs[c][r] for c, p in powers.items()) for r in size]
-    middle = sorted(sums)[len(sums) // 2]
+    middle = median_high(sums)
     apart = [abs(x - middle) for x in sums]
     roughly = len(powers) > 2 and {"rate", "bandwidth"} <= {kinds[c] for c in powers} and len(s.rows) > 9
     if sum(x > (_ROUGHLY if roughly else 0.03) for x in apart) != 1:

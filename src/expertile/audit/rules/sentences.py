@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from statistics import median_high
 
 from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -332,7 +333,7 @@ def _alike(report: Report) -> Iterator[Finding]:
             if not 3 <= len(held) < 60:
                 continue
             each = [y.value / x.value for x, y in held]
-            middle = sorted(e.mid for e in each)[len(each) // 2]
+            middle = median_high(e.mid for e in each)
             odd = [i for i, e in enumerate(each) if not e.meets(middle, 0.01)]
             if len(odd) == 1 and abs(each[odd[0]].mid / middle - 1) > 0.1:
                 x, y = held[odd[0]]

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median_high
 
 from expertile.audit.facts import size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -123,7 +124,7 @@ def slips(report: Report) -> Iterator[Finding]:
     for grid in (g for g in report.tables if len(g.body) > 4):
         for c in grid.columns(*TYPED):
             cells = [q for r in grid.body if (q := r.figure(c))]
-            middle = sorted(q.value.mid for q in cells)[len(cells) // 2] if cells else 1.0
+            middle = median_high(q.value.mid for q in cells) if cells else 1.0
             odd = [q for q in cells if not 0.9 < q.value.mid / middle < 1.1]
             off = max(odd[0].value.mid / middle, middle / odd[0].value.mid) if len(odd) == 1 and len(cells) > 4 else 0.0
             steps = (*((8.0,) if odd and odd[0].kind in ("bandwidth", "bytes") else ()), 1e3, 1024.0, 1e6)
@@ -163,7 +164,7 @@ def _odd_row(
     for f in some[1:]:
         made = {r: x * f.cells[r] for r, x in made.items()}
     factors = {r: target.cells[r] / x for r, x in made.items()}
-    middle = sorted(f.mid for f in factors.values())[len(made) // 2] if len(made) > 2 else 0.0
+    middle = median_high(f.mid for f in factors.values()) if len(made) > 2 else 0.0
     if len(made) == 3 and not exact(middle).meets(1.0, 0.002):
         return  # of three rows only what is another over one
     odd = [r for r, f in factors.items() if not f.meets(middle, 0.002)]
