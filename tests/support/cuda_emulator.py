@@ -38,6 +38,7 @@ _CALLS: tuple[tuple[str, str | None], ...] = (
     (r"barrier\.cluster\.arrive", "cluster_sync("),
     (r"cluster_ctarank", "cluster_rank("),
     (r"elect\.sync", "elect("),
+    (r"redux\.sync\.or", "redux_or("),
     (r"mbarrier\.init", "mbarrier_init("),
     (r"mbarrier\.try_wait", "mbarrier_wait("),
     (r"mbarrier\.test_wait", "mbarrier_test("),

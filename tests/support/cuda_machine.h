@@ -243,6 +243,11 @@ T shuffled(T mine, int from) {
   memcpy(&x, &all[from], sizeof x);
   return x;
 }
+inline void redux_or(uint32_t& x, uint32_t mine) {
+  const uint64_t* all = meet(mine);
+  x = 0;
+  for (int i = 0; i < WARP; i++) x |= uint32_t(all[i]);
+}
 void stmatrix(bool turned, uint32_t at, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
 
 // ---- numbers ----

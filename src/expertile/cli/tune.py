@@ -13,11 +13,12 @@ from expertile.cli.output import check_folder, print_json
 from expertile.device import Device
 from expertile.lab.bench.tune import table_of
 from expertile.lab.bench.tune import tune as run_tune
+from expertile.lab.bench.tune_add import add
 from expertile.lab.bench.tune_verify import left_out, summary, verdicts, verify
 from expertile.lab.race.record import read, results_path
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.relatives import table_for
-from expertile.ops.grouped_mm.tuned import save_table, user_folder
+from expertile.ops.grouped_mm.tuned import Table, load_tables, save_table, user_folder
 from expertile.ops.measure import MEASURE
 
 
@@ -29,6 +30,13 @@ def tune(
     left_out_gpu: Annotated[
         str, Option("--left-out", help="Measure nothing: auto on each problem of this GPU's table, by the others.")
     ] = "",
+    add_backend: Annotated[
+        list[str],
+        Option(
+            "--add", help="Measure this backend alone on the table's problems, and add it.", autocompletion=backends
+        ),
+    ] = [],
+    least_rows: Annotated[float, Option(help="For --add: only problems with so many rows a group.")] = 0.0,
     backend: Annotated[list[str], Option(help="Only these backends (again for more).", autocompletion=backends)] = [],
     problems: Annotated[
         int, Option(help="At most so many problems; by default as many as the time allows.", min=0)
@@ -66,6 +74,14 @@ def tune(
             path.unlink(missing_ok=True)
         return path
 
+    def write(table: Table, **about: object) -> None:
+        slug = device.slug if table.gpu == device.name else Device.by_name(table.gpu).slug
+        target = target_folder / f"{slug}.json"
+        save_table(table, target)
+        say(f"Table:   {target} ({len(table.problems)} problems)")
+        if as_json:
+            print_json({"table": target, "gpu": table.gpu, "problems": len(table.problems), **about})
+
     chosen = tuple(by_name(name) for name in backend) or BACKENDS
     folder = check_folder("out", out or Path("out"))
     target_folder = check_folder("tables", tables or user_folder())
@@ -82,6 +98,14 @@ def tune(
         raced = verdicts(found, MEASURE)
         conclude([*summary(verdicts(found)), *(summary(raced, MEASURE) if raced else [])], path, records=path)
         return
+    if add_backend:
+        path = fresh("tune-add")
+        known = next(iter(load_tables(device.slug)), None)
+        if known is None:
+            raise ValueError(f"add: expected a GPU with a table, got {device.name}")
+        new = tuple(by_name(name) for name in add_backend)
+        write(add(known, new, path, minutes, least_rows=least_rows, seed=seed or 0, say=say))
+        return
     if from_records:
         records = [record for path in from_records for record in read(path)]
         if not records:
@@ -92,10 +116,4 @@ def tune(
             minutes, path, resume=resume, seed=seed or 0, backends=chosen, most=problems or None, say=say
         )
         say(f"Records: {path}")
-    table = table_of(records)
-    slug = device.slug if table.gpu == device.name else Device.by_name(table.gpu).slug
-    target = target_folder / f"{slug}.json"
-    save_table(table, target)
-    say(f"Table:   {target} ({len(table.problems)} problems)")
-    if as_json:
-        print_json({"table": target, "gpu": table.gpu, "problems": len(table.problems), "records": len(records)})
+    write(table_of(records), records=len(records))

@@ -1,7 +1,7 @@
 """Expected times follow how the candidates compared on the neighbours, and the bound of the problem."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -32,7 +32,7 @@ class Flagged(Config):
 
 
 def rival(name="ours", config_class=Config, **config):
-    backend = Backend(name, "", lambda *a: a[1].a, configs=lambda p, d: (Config(),))
+    backend = Backend(name, "", lambda *a: a[1].a, configs=lambda p, d: (Config(),), peer=name == "peer")
     return Rival(backend, config_class(**config))
 
 
@@ -71,6 +71,18 @@ def test_few_neighbours_say_nothing_of_a_backend():
     assert slowdowns(rivals, [(1.0, both), (1.0, ours)])[1] == pytest.approx(0.0)
     assert slowdowns(rivals, [(1.0, both), (1.0, ours), (1.0, ours)])[1] is None
     assert slowdowns(rivals, [(0.1, both), (3.0, ours), (3.0, ours)])[1] == pytest.approx(0.0)
+
+
+def test_of_our_own_backends_fewer_will_do():
+    """One of twenty at the same distance, unless its groups have more rows or it is of another GPU."""
+    rivals = [rival("ours"), rival("new")]
+    both, ours = (timed(5e-4, "new"), timed(1e-3)), measured(timed(1e-3))
+    near = [(1.0, measured(*both)), *[(1.0, ours)] * 15]
+    assert slowdowns(rivals, near)[1] == pytest.approx(0.0)
+    assert slowdowns(rivals, [*near, *[(1.0, ours)] * 5])[1] is None
+    more_rows = (1.0, measured(*both, of=features(rows=16384)))
+    assert slowdowns(rivals, [more_rows, *near[1:]])[1] is None
+    assert slowdowns(rivals, [(1.0, replace(near[0][1], gpu="another")), *near[1:]])[1] is None
 
 
 def test_ranks_carry_over_whatever_the_times():

@@ -168,7 +168,7 @@ def test_what_changes_times_least_is_left_out_of_the_loose_key() -> None:
 def test_tables_ship_and_are_small(gpu):
     path = tuned.package_folder() / f"{Device.by_name(gpu).slug}.json"
     shipped = Table.from_json(path.read_text(encoding="utf-8"))
-    assert path.stat().st_size < 250_000
+    assert path.stat().st_size < 300_000
     assert shipped.gpu == gpu and shipped.seeds
     assert {m.features.layout for m in shipped.of("graph")} == {"ragged_m", "ragged_k", "batched"}
 

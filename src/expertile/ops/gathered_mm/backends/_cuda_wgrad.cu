@@ -132,9 +132,9 @@ __device__ __forceinline__ void consume(const Shared& s, const TensorMap& out_ma
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       hold<TILE_D / 2>(sum);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      const u32 at_a = a + stage * (X_BYTES / 16), at_b = b + stage * (D_BYTES / 16);
+      const u32 at_a = uniform(a + stage * (X_BYTES / 16)), at_b = uniform(b + stage * (D_BYTES / 16));
 #pragma unroll
-      for (int k = 0; k < STEP / 16; k++) multiply(sum, at_a + k * 128, at_b + k * 128);
+      for (int k = 0; k < STEP / 16; k++) multiply(Columns<TILE_D>(), sum, at_a + k * 128, at_b + k * 128);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       // The products of the step before are done, and its stage is free.
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");

@@ -69,7 +69,7 @@ class Config:
             "BAND": self.group_m,
             "HALF": half,
         }
-        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
+        return nvrtc.program(macros, nvrtc.multiply(256, "f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

@@ -48,7 +48,7 @@ class Config:
         """The program; `turned`: the gathered operand's columns are the result's last dimension."""
         half = int(dtype is torch.float16)
         macros = {"STAGES": self.num_stages, "BAND": self.band, "TURNED": int(turned), "HALF": half}
-        return nvrtc.program(macros, nvrtc.multiply_256("f16" if half else "bf16", (1, 1)), _SOURCE)
+        return nvrtc.program(macros, nvrtc.multiply(256, "f16" if half else "bf16", (1, 1)), _SOURCE)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

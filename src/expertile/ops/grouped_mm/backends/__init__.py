@@ -9,6 +9,7 @@ from expertile.ops.backend import named
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import (
     cublas_grouped,
+    cuda_grouped,
     gluon_hopper,
     loop,
     padded_bmm,
@@ -20,7 +21,17 @@ from expertile.ops.grouped_mm.backends import (
 
 BACKENDS: tuple[Backend, ...] = tuple(
     module.BACKEND
-    for module in (loop, padded_bmm, torch_grouped, cublas_grouped, quack, triton_pointer, triton_tma, gluon_hopper)
+    for module in (
+        loop,
+        padded_bmm,
+        torch_grouped,
+        cublas_grouped,
+        quack,
+        triton_pointer,
+        triton_tma,
+        cuda_grouped,
+        gluon_hopper,
+    )
 )
 
 # Those that run on a CPU in earnest, not in the Triton interpreter.

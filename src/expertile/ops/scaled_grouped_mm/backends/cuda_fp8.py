@@ -36,8 +36,8 @@ from expertile.ops.scaled_grouped_mm.backends import gluon_fp8
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Backend, Operands, Recipe, ScaledProblem
 from expertile.ragged import power_of_two
 
-_FILES = ("_cuda_fp8_tiles.cu", "_cuda_fp8_store.cu", "_cuda_fp8_steps.cu", "_cuda_fp8.cu")
-_SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(name) for name in _FILES))
+_FILES = ("_cuda_fp8_store.cu", "_cuda_fp8_steps.cu", "_cuda_fp8.cu")
+_SOURCES = (nvrtc.GROUPS, nvrtc.TILES, *(Path(__file__).with_name(name) for name in _FILES))
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _WIDTHS = (32, 48, *range(64, 161, 16), 192, 256)  # of tiles
 _TYPES = (*(nvrtc.TensorMap,) * 7, *(_ADDRESS,) * 4, *(_INT,) * 5, *(_LONG,) * 4)
@@ -99,6 +99,7 @@ class Config:
         """The program, for results of that dtype."""
         macros = {
             "CONSUMERS": self.consumers,
+            "ROWS": self.rows,
             "BLOCK_N": self.block_n,
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
@@ -106,10 +107,9 @@ class Config:
             "SPLIT": self.split_k,
             "HALF": int(dtype is torch.float16),
         }
-        general = "template <int N> struct Columns {};\n"
         widths = {*range(64, self.block_n, 64), self.block_n} - {256}
         products = "".join(map(_multiply, sorted(widths)))
-        return nvrtc.program(macros, general + products, *_SOURCES)
+        return nvrtc.program(macros, products, *_SOURCES)
 
 
 def _multiply(n: int) -> str:

@@ -1,6 +1,6 @@
-// Tiles of the `cuda_fp8` kernel: which of them a program takes, and how the scheduling warp tells the others.
+// Tiles of ROWS x BLOCK_N of a persistent CUDA C++ kernel: which of them a program takes, and how the scheduling warp
+// tells the others. Macros: ROWS (64 or 128), BLOCK_N, GROUP_M, SPLIT.
 
-constexpr int ROWS = 64 * CONSUMERS;
 constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many columns, or all
 
 // width 0: there are no more tiles.

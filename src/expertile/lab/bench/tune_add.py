@@ -1,0 +1,151 @@
+"""A backend joins a table that was measured without it: `expertile tune --add NAME`.
+
+Each problem of the table again, as far as the backend takes it: its configs beside the fastest config that the table
+has there. Their times join those of the table, scaled by what that one took over what it takes now. Group sizes, of
+which a table keeps the spread alone, are drawn anew.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expertile.device import Device
+from expertile.lab.bench.precompile import Job, precompile
+from expertile.lab.bench.tune import PRECOMPILE_SHARE, Say, Session, timed
+from expertile.lab.bench.tune_problems import PRESET, group_sizes
+from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, release
+from expertile.lab.race.operator import record_name
+from expertile.lab.race.record import Record, append
+from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.ops.grouped_mm.backend import Backend, config_dict
+from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.grouped_mm.choose import auto_configs
+from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.grouped_mm.transfer import Rival
+from expertile.ops.grouped_mm.tuned import Features, Measured, Table, Timed, candidate_key
+from expertile.timers import quick_collections
+
+_CLOSE = 1.2  # what is slower by more than that beside a backend's fastest is left out, as a screening would
+_BUDGET = Budget(0.3, min_rounds=5, max_rounds=9, rel_ci=0.01)
+_ROUTINGS = {"even": "uniform", "skewed": "zipf(1)", "one": "one"}
+
+
+def workload_like(features: Features, name: str, seed: int) -> GroupedWorkload:
+    """A problem of these features. The rows of its groups are drawn as its skew says."""
+    f = features
+    layout, routing = Layout(f.layout), _ROUTINGS[f.skew]
+    dtype = "bf16" if f.dtype == "16-bit" else "fp32"
+    a_layout, b_layout = f.orders.split(",")
+    if layout is Layout.BATCHED:
+        sizes, routing = (f.rows // f.groups,) * f.groups, "equal"
+    else:
+        sizes, routing = group_sizes(routing, f.rows, f.groups, seed), f"{routing} seed={seed}"
+    dims = {
+        Layout.RAGGED_M: (f.rows, f.n, f.k),
+        Layout.RAGGED_K: (f.k, f.n, f.rows),
+        Layout.RAGGED_N: (f.n, f.rows, f.k),
+        Layout.BATCHED: (f.rows // f.groups, f.n, f.k),
+    }
+    m, n, k = dims[layout]
+    return grouped(name, PRESET, layout, sizes, m, n, k, dtype, a_layout=a_layout, b_layout=b_layout, routing=routing)
+
+
+def _fastest(measured: Measured, able: Mapping[str, Backend], session: Session, w: GroupedWorkload) -> Rival | None:
+    """Of the table's candidates there, the fastest that can run here."""
+    problem, device = session.problem(w), session.site.device
+    for t in measured.times:
+        backend = able.get(t.backend)
+        if backend is None or backend.supports(problem, device) is not None:
+            continue
+        key = candidate_key(t.backend, t.config)
+        for config in auto_configs(backend, problem, device):
+            if candidate_key(backend.name, config_dict(config)) == key:
+                return Rival(backend, config)
+    return None
+
+
+def _joined(measured: Measured, old: Rival, records: Sequence[Record]) -> Measured | None:
+    """`measured` with the times of `records`, as if they had been made beside its own; None where `old` has none."""
+    key = candidate_key(old.backend.name, config_dict(old.config))
+    times = {candidate_key(r.backend, r.config): Timed(r.backend, dict(r.config), r.time_s or 0.0) for r in records}
+    now, before = times.pop(key, None), next(t for t in measured.times if candidate_key(t.backend, t.config) == key)
+    if now is None or not times:
+        return None
+    least = min(t.seconds for t in times.values())
+    close = [t for t in times.values() if t.seconds <= _CLOSE * least]
+    new = [replace(t, seconds=t.seconds * before.seconds / now.seconds) for t in close]
+    kept = [t for t in measured.times if t.backend not in {t.backend for t in new}]
+    return replace(measured, times=tuple(sorted((*kept, *new), key=lambda t: t.seconds)))
+
+
+def _jobs(work: Sequence[tuple[GroupedWorkload, Sequence[Rival]]]) -> list[Job]:
+    """What to compile ahead: each backend and config once for a kind of problem."""
+    found: dict[Any, Job] = {}
+    for w, rivals in work:
+        for r in rivals:
+            kind = (r, w.layout, w.dtype, w.a_layout, w.b_layout)
+            found.setdefault(kind, Job(w, r.backend.name, r.config))
+    return list(found.values())
+
+
+def add(
+    table: Table,
+    backends: Sequence[Backend],
+    path: Path,
+    minutes: float,
+    *,
+    least_rows: float = 0.0,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    say: Say = lambda text: None,
+) -> Table:
+    """`table` with times of `backends` on as many of its problems, in random order, as `minutes` allow: of those with
+    `least_rows` rows a group or more that know none of them yet. Records are appended to `path` as they are made.
+    ValueError for minutes that are not positive and for a table of another GPU."""
+    if not minutes > 0:
+        raise ValueError(f"minutes: expected more than 0, got {minutes}")
+    end = time.monotonic() + minutes * 60
+    session, _ = Session.begin(None, device, seed=seed, say=say)
+    here: Device = session.site.device
+    if table.gpu != here.name:
+        raise ValueError(f"table: expected one of {here.name}, got one of {table.gpu}")
+    able = {b.name: b for b in BACKENDS if not b.peer and b not in backends}
+    todo: list[tuple[int, GroupedWorkload, Rival, tuple[Rival, ...]]] = []
+    names = {b.name for b in backends}
+    for i, measured in enumerate(table.problems):
+        if names & {*measured.backends} or measured.features.mean < least_rows or measured.policy != session.policy:
+            continue
+        w = workload_like(measured.features, f"add-{i:04d}", seed + i)
+        problem = session.problem(w)
+        new = [Rival(b, c) for b in backends if not b.supports(problem, here) for c in auto_configs(b, problem, here)]
+        old = _fastest(measured, able, session, w) if new else None
+        if old is not None:
+            todo.append((i, w, old, (old, *new)))
+    random.Random(seed).shuffle(todo)
+    done = precompile(_jobs([(w, rivals) for _, w, _, rivals in todo]), PRECOMPILE_SHARE * minutes * 60)
+    say(f"{len(todo)} problems of {len(table.problems)}; {len(done)} kernels compiled")
+    problems, count = list(table.problems), 0
+    with quick_collections() as freeze:
+        for i, w, old, rivals in todo:
+            if time.monotonic() > end or not device_alive(session.site.torch_device):
+                break
+            try:
+                records = timed(w, session, rivals, _BUDGET)
+            except Exception as error:
+                say(f"{record_name(w)}: {failure_of(error, session.site.torch_device).reason}")
+                release(session.site.torch_device)
+                continue
+            append(path, *records)
+            freeze()
+            joined = _joined(problems[i], old, [r for r in records if r.status == "ok"])
+            if joined is not None:
+                problems[i], count = joined, count + 1
+                wins = joined.times[0].backend in names
+                say(f"{joined.features}: {joined.times[0].backend}" + (f", before {old.backend.name}" if wins else ""))
+    say(f"{count} of {len(todo)} problems measured")
+    return replace(table, problems=tuple(problems))

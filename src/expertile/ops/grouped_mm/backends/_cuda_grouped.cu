@@ -1,0 +1,346 @@
+// Device code of the `cuda_grouped` backend: a persistent, warp-specialised grouped GEMM for sm_90a, tiles ROWS x BLOCK_N.
+//
+// Two consumer warpgroups, a loading warp and a scheduling warp. A ring of STAGES stages, each 64 summands deep, holds a
+// and b with the 128-byte swizzle; TMA brings both. The consumers share a tile, 64 rows each, or take tiles in turn
+// (PINGPONG): one stores while the other multiplies. In tiles at the right edge they multiply as few columns as there
+// are, in multiples of 64. The scheduling warp finds tiles and tells the others.
+//
+//   RAGGED_M  a [rows, K], of which each group has some; b [G, N, K] (K_MAJOR) or [G, K, N]
+//   RAGGED_K  a [K, M] and b [K, N], of which each group has some rows. Its result [G, M, N] is stored as G M rows, of
+//             which each group has M: so both find their tiles alike.
+//
+// cuda_grouped.py puts in front: the macros (RAGGED_K, K_MAJOR, BIAS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, PINGPONG,
+// STORE_SLOTS, SPLIT, HALF), multiply<N>, the wgmma of N columns, launch/parts.cu, launch/groups.cu and launch/tiles.cu.
+
+constexpr int CONSUMERS = 2, STEP = 64;
+constexpr int PARTS = PINGPONG ? ROWS / 64 : 1;  // of 64 rows, of a consumer's tile
+constexpr u32 BLOCK_BYTES = 64 * 128;    // 64 rows of 64 summands, or 64 summands of 64 columns; 64 x 64 results
+constexpr u32 A_BYTES = ROWS * 128, B_BYTES = K_MAJOR ? BLOCK_N * 128 : (BLOCK_N + 63) / 64 * BLOCK_BYTES;
+// From one wgmma's 16 summands to the next, in units of 16 bytes.
+constexpr u32 A_NEXT = RAGGED_K ? 128 : 2, B_NEXT = K_MAJOR ? 2 : 128;
+
+struct Ring {
+  int stage, parity;
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) { stage = 0; parity ^= 1; }
+  }
+  __device__ __forceinline__ void skip(int steps) {
+    const int rounds = quotient(stage + steps, STAGES);
+    stage += steps - rounds * STAGES;
+    parity ^= rounds & 1;
+  }
+};
+
+struct Shared { u32 a, b, out, tile, full, empty, tile_full, tile_empty, turn, asked; };
+
+// Steps of a tile: from summand k on, which ends at k_end.
+struct Span { int k, k_end, steps; };
+
+__device__ __forceinline__ Span span_of(u32 at) {
+  Span x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x.k) : "r"(at + 20) : "memory");
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x.k_end) : "r"(at + 24) : "memory");
+  x.steps = (x.k_end - x.k + STEP - 1) / STEP;
+  return x;
+}
+
+struct Inputs {
+  const TensorMap *a_map, *a_wide_map, *b_map, *b_wide_map, *b_rest_map;
+  int M, N, at_once;
+};
+
+// One stage, by one lane.
+__device__ __forceinline__ void load(const Shared& s, const Inputs& in, const Tile& tile, const Span& span, int stage,
+                                     int step) {
+  const u32 bar = s.full + stage * 8, a = s.a + stage * A_BYTES, b = s.b + stage * B_BYTES;
+  const int k = span.k + step * STEP, rows = tile.row_end - tile.row, boxes = ROWS > 64 && rows > 64 ? 2 : 1;
+  const int columns = min(tile.width, in.N - tile.col), blocks = (columns + 63) / 64;
+#if RAGGED_K
+  barrier_expect(bar, (boxes + blocks) * BLOCK_BYTES);
+  const int x = tile.group * in.M;
+  for (int i = 0; i < boxes; i++)
+    tma_ragged(a + i * BLOCK_BYTES, *in.a_map, bar, first_row(tile, i, ROWS) - x, k, span.k_end);
+  for (int i = 0; i < blocks; i++) tma_ragged(b + i * BLOCK_BYTES, *in.b_map, bar, tile.col + i * 64, k, span.k_end);
+#else
+  const bool whole = rows >= in.at_once;
+  const u32 a_bytes = (whole ? in.at_once : boxes * min(64, in.M)) * 128;
+  barrier_expect(bar, a_bytes + (K_MAJOR ? columns * 128 : blocks * BLOCK_BYTES));
+  if (whole) {
+    tma_2d(a, *in.a_wide_map, bar, k, tile.row);
+  } else {
+    for (int i = 0; i < boxes; i++)
+      tma_2d(a + i * BLOCK_BYTES, *in.a_map, bar, k, first_row(tile, i, in.at_once));
+  }
+#if K_MAJOR
+  if (columns == BLOCK_N) {
+    tma_3d(b, *in.b_wide_map, bar, k, tile.col, tile.group);
+  } else {
+    for (int i = 0; i < columns / 64; i++) tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, k, tile.col + i * 64, tile.group);
+    if (columns % 64)
+      tma_3d(b + columns / 64 * BLOCK_BYTES, *in.b_rest_map, bar, k, tile.col + columns / 64 * 64, tile.group);
+  }
+#else
+  for (int i = 0; i < blocks; i++) tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, tile.col + i * 64, k, tile.group);
+#endif
+#endif
+}
+
+// sum[i] = 64 rows of a, part i, times WIDTH columns of b. next: the barrier at which the other consumer waits for its turn.
+template <int WIDTH, int COUNT>
+__device__ __forceinline__ void multiply_tile(float (&sum)[COUNT][WIDTH / 2], Ring& ring, const Shared& s, u32 a, u32 b,
+                                              int steps, u32 next) {
+  const int lane = threadIdx.x % LANES;
+#pragma unroll
+  for (int i = 0; i < COUNT; i++)
+#pragma unroll
+    for (int j = 0; j < WIDTH / 2; j++) sum[i][j] = 0.0f;
+  u32 before = 0;
+  for (int step = 0; step < steps; step++) {
+    const u32 at_a = a + ring.stage * (A_BYTES / 16), at_b = b + ring.stage * (B_BYTES / 16);
+    barrier_wait(s.full + ring.stage * 8, ring.parity);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) hold<WIDTH / 2>(sum[i]);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    
+#pragma unroll
+    for (int k = 0; k < STEP / 16; k++)
+#pragma unroll
+      for (int i = 0; i < COUNT; i++)
+        multiply(Columns<WIDTH>(), sum[i], at_a + i * (BLOCK_BYTES / 16) + k * A_NEXT, at_b + k * B_NEXT);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    // The products of the step before are done, and its stage is free.
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    if (step && lane == 0) barrier_arrive(before);
+    before = s.empty + ring.stage * 8;
+    ring.advance();
+  }
+  if (PINGPONG && lane == 0) barrier_arrive(next);
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) hold<WIDTH / 2>(sum[i]);
+  __syncwarp();
+  if (steps && lane == 0) barrier_arrive(before);
+}
+
+struct Outputs {
+  const TensorMap* map;
+  char* out;
+  const char* bias;
+  long long pitch;
+  int N;
+};
+
+template <int WIDTH>
+__device__ __forceinline__ void add_bias(float* sum, const Outputs& o, const Tile& tile) {
+#if BIAS
+#pragma unroll
+  for (int n = 0; n < WIDTH / 8; n++) {
+    const int c = tile.col + n * 8 + threadIdx.x % 4 * 2;
+    const char* from = o.bias + ((long long)tile.group * o.N + c) * BIAS;
+    float2 x = make_float2(0.0f, 0.0f);
+    if (c < o.N) {
+#if BIAS == 4
+      x = *reinterpret_cast<const float2*>(from);
+#else
+      x = unpacked(*reinterpret_cast<const u32*>(from));
+#endif
+    }
+    sum[n * 4] += x.x, sum[n * 4 + 1] += x.y, sum[n * 4 + 2] += x.x, sum[n * 4 + 3] += x.y;
+  }
+#endif
+}
+
+// 64 rows go to memory in pieces of 64 columns through STORE_SLOTS places of shared memory, by TMA; what is narrower than a
+// piece, and the last rows of a small group, which no box may exceed, 16 bytes of a row a lane.
+template <int WIDTH>
+__device__ __forceinline__ void store_rows(const float* sum, u32 mine, const Outputs& o, const Tile& tile, int first,
+                                           int consumer, int& piece) {
+  const int thread = threadIdx.x % 128, lane = threadIdx.x % LANES, warp = thread / LANES;
+  const bool whole = first + 64 <= tile.row_end;
+#pragma unroll
+  for (int from = 0; from < WIDTH; from += 64) {
+    constexpr int LAST = WIDTH % 64 ? WIDTH % 64 : 64;
+    const int columns = from + 64 <= WIDTH ? 64 : LAST, col = tile.col + from;
+    const u32 place = mine + piece * BLOCK_BYTES;
+    if (warp == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STORE_SLOTS - 1) : "memory");
+    warpgroup_sync(consumer);
+#pragma unroll
+    for (int i = 0; i < columns / 16; i++)
+      store_matrices(place + (warp * 16 + lane % 16) * 128 + ((i * 2 + lane / 16 ^ lane % 8) << 4), sum + from / 2 + i * 8);
+    const bool box = whole && columns == 64;
+    if (box) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    warpgroup_sync(consumer);
+    if (warp == 0 && elected()) {
+      if (box && col < o.N) tma_store_2d(*o.map, place, col, first);
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+    if (!box) {
+      const int chunks = columns / 8;
+      for (int i = thread; i < 64 * chunks; i += 128) {
+        const int row = i / chunks, chunk = i % chunks, c = col + chunk * 8;
+        const uint4 x = load_shared_16(place + row * 128 + ((chunk ^ row % 8) << 4));
+        if (first + row < tile.row_end && c < o.N) store_16(o.out + (first + row) * o.pitch + c * 2, x);
+      }
+    }
+    if (++piece == STORE_SLOTS) piece = 0;
+  }
+}
+
+template <int WIDTH, int COUNT>
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, const Tile& tile, const Span& span, const Outputs& o,
+                                        int consumer, int at_once, int& piece) {
+  float sum[COUNT][WIDTH / 2];
+  const u32 a = s.a + (PINGPONG ? 0 : consumer * BLOCK_BYTES), b = s.b, block = BLOCK_BYTES;
+  multiply_tile<WIDTH, COUNT>(sum, ring, s, RAGGED_K ? block_word(a, block) : low_word(a),
+                              K_MAJOR ? low_word(b) : block_word(b, block), span.steps, s.turn + (consumer ^ 1) * 8);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    add_bias<WIDTH>(sum[i], o, tile);
+    const int first = first_row(tile, PINGPONG ? i : consumer, at_once);
+    store_rows<WIDTH>(sum[i], s.out + consumer * STORE_SLOTS * BLOCK_BYTES, o, tile, first, consumer, piece);
+  }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void compute_rows(Ring& ring, const Shared& s, const Tile& tile, const Span& span,
+                                             const Outputs& o, int consumer, int at_once, int& piece) {
+  if (PARTS == 1 || tile.row_end - tile.row <= 64) compute<WIDTH, 1>(ring, s, tile, span, o, consumer, at_once, piece);
+  else compute<WIDTH, PARTS>(ring, s, tile, span, o, consumer, at_once, piece);
+}
+
+__device__ __forceinline__ void consume(const Shared& s, const Outputs& o, int consumer, int at_once) {
+  const int lane = threadIdx.x % LANES;
+  Ring ring{0, 0};
+  int piece = 0;
+  for (int number = 0;; number++) {
+    const int slot = number % SLOTS;
+    barrier_wait(s.tile_full + slot * 8, number / SLOTS & 1);
+    const Tile tile = received(s.tile + slot * 32);
+    const Span span = span_of(s.tile + slot * 32);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.tile_empty + slot * 8);
+    if (tile.width == 0) break;
+    if (PINGPONG && number % CONSUMERS != consumer) {
+      ring.skip(span.steps);
+      continue;
+    }
+    if (!PINGPONG && tile.row + consumer * 64 >= tile.row_end) {
+      for (int step = 0; step < span.steps; step++) {
+        barrier_wait(s.full + ring.stage * 8, ring.parity);
+        __syncwarp();  // no lane must miss what another gives back
+        if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
+        ring.advance();
+      }
+      continue;
+    }
+    // A stage's parity tells two rounds of the ring apart, no more: the other consumer has had all before this tile.
+    if (PINGPONG) barrier_wait(s.turn + consumer * 8, (number / CONSUMERS ^ consumer ^ 1) & 1);
+    if (tile.width == BLOCK_N) compute_rows<BLOCK_N>(ring, s, tile, span, o, consumer, at_once, piece);
+#if BLOCK_N > 64
+    else if (tile.width == 64) compute_rows<64>(ring, s, tile, span, o, consumer, at_once, piece);
+#endif
+#if BLOCK_N > 128
+    else if (BLOCK_N <= 192 || tile.width == 128) compute_rows<128>(ring, s, tile, span, o, consumer, at_once, piece);
+#endif
+#if BLOCK_N > 192
+    else compute_rows<192>(ring, s, tile, span, o, consumer, at_once, piece);
+#endif
+  }
+  if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
+grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap a_wide_map,
+           const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap b_wide_map,
+           const __grid_constant__ TensorMap b_rest_map, const __grid_constant__ TensorMap out_map, const int* offs,
+           const char* bias, char* out, int* counter, int M, int G, int N, int K, long long pitch) {
+  extern __shared__ char memory[];
+  u32 at;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
+  const u32 start = (at + 1023) & ~1023u;
+  Shared s;
+  s.a = start;
+  s.b = s.a + STAGES * A_BYTES;
+  s.out = (s.b + STAGES * B_BYTES + 1023) & ~1023u;
+  s.tile = s.out + CONSUMERS * STORE_SLOTS * BLOCK_BYTES;
+  s.full = s.tile + SLOTS * 32;
+  s.empty = s.full + STAGES * 8;
+  s.tile_full = s.empty + STAGES * 8;
+  s.tile_empty = s.tile_full + SLOTS * 8;
+  s.turn = s.tile_empty + SLOTS * 8;
+  s.asked = s.turn + CONSUMERS * 8;
+  int* tile_ends = reinterpret_cast<int*>(memory + (s.asked + 8 - at));
+  int* row_ends = tile_ends + G;
+
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
+  const int group = warp / 4;
+  if (warp == 0 && lane == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(s.full + i * 8, 1);
+      barrier_init(s.empty + i * 8, PINGPONG ? 4 : 4 * CONSUMERS);
+    }
+    for (int i = 0; i < SLOTS; i++) {
+      barrier_init(s.tile_full + i * 8, 1);
+      barrier_init(s.tile_empty + i * 8, 1 + 4 * CONSUMERS);
+    }
+    for (int i = 0; i < CONSUMERS; i++) barrier_init(s.turn + i * 8, 4);
+    barrier_init(s.asked, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  const int at_once = RAGGED_K ? ROWS : min(ROWS, M);
+  const int programs = gridDim.x;
+  if (group == CONSUMERS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;" ::: "memory");
+    if (warp == 4 * CONSUMERS && elected()) {
+      const Inputs in{&a_map, &a_wide_map, &b_map, &b_wide_map, &b_rest_map, M, N, at_once};
+      Ring ring{0, 1};
+      for (int number = 0;; number++) {
+        const int slot = number % SLOTS;
+        barrier_wait(s.tile_full + slot * 8, number / SLOTS & 1);
+        const Tile tile = received(s.tile + slot * 32);
+        const Span span = span_of(s.tile + slot * 32);
+        barrier_arrive(s.tile_empty + slot * 8);
+        if (tile.width == 0) break;
+        if (DYNAMIC && span.steps == 0) barrier_arrive(s.asked);
+        for (int step = 0; step < span.steps; step++) {
+          if (DYNAMIC && step == span.steps / 2) barrier_arrive(s.asked);
+          barrier_wait(s.empty + ring.stage * 8, ring.parity);
+          load(s, in, tile, span, ring.stage, step);
+          ring.advance();
+        }
+      }
+    } else if (warp == 4 * CONSUMERS + 1) {
+      const int n_full = N / BLOCK_N, rest = N - n_full * BLOCK_N, across = n_full + (rest != 0);
+      list_groups(tile_ends, row_ends, G, [=](int g) { return RAGGED_K ? (g + 1) * M : offs[g]; },
+                  [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
+      const Units units = units_of(programs, n_full, rest, G, tile_ends, row_ends);
+      int t = blockIdx.x;
+      for (int number = 0;; number++) {
+        const int slot = number % SLOTS;
+        barrier_wait(s.tile_empty + slot * 8, ~(number / SLOTS) & 1);
+        if (DYNAMIC && number && lane == 0) drawn(counter, t - programs, units.all);
+        const Tile tile = locate(t, units, n_full, rest, G, tile_ends, row_ends);
+        if (lane == 0) {
+          const u32 to = s.tile + slot * 32;
+          send(to, tile);
+          const int k = RAGGED_K && tile.width && tile.group ? offs[tile.group - 1] : 0;
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 20), "r"(k) : "memory");
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 24), "r"(RAGGED_K && tile.width ? offs[tile.group] : K) : "memory");
+          barrier_arrive(s.tile_full + slot * 8);
+        }
+        if (tile.width == 0) break;
+        // A number that is drawn too early leaves its tile behind others' at the end.
+        if (DYNAMIC) barrier_wait(s.asked, number & 1);
+        int next = t;
+        if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);
+        t = programs + __shfl_sync(0xffffffffu, next, 0);
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;" ::: "memory");
+    consume(s, Outputs{&out_map, out, bias, pitch, N}, group, at_once);
+  }
+}
