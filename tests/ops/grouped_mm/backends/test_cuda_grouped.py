@@ -155,6 +155,17 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
     assert ran > 10
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
+    """Where the groups of `out` do not follow one another: the rows between them stay."""
+    on_the_host(monkeypatch, cuda_folder, programs=3)
+    operands = cases.make(LONGER[2])
+    room = torch.full((3, 208, 264), 7.0, dtype=torch.bfloat16)
+    BACKEND.run(problem_of(LONGER[2], operands), Operands(*operands), SMALL[0], room[:, :200])
+    cases.check(LONGER[2], room[:, :200], cases.expected(LONGER[2], *operands))
+    assert (room[:, 200:] == 7).all()
+
+
 FAULTS: dict[str, tuple[Config, Case, Fault]] = {
     "a stage is read before it is full": (SMALL[0], LONGER[0], without("multiply_tile", "barrier_wait")),
     "a tile is never given back": (SMALL[4], LONGER[0], without("consume", "barrier_arrive")),
