@@ -1,16 +1,17 @@
-// Device code of the `cuda_grouped` backend: a persistent, warp-specialised grouped GEMM for sm_90a, tiles ROWS x BLOCK_N.
+// Device code of the `cuda_grouped` backend: a persistent, warp-specialised grouped GEMM for sm_90a.
 //
-// Two consumer warpgroups, a loading warp and a scheduling warp. A ring of STAGES stages, each 64 summands deep, holds a
-// and b with the 128-byte swizzle; TMA brings both. The consumers share a tile, 64 rows each, or take tiles in turn
-// (PINGPONG): one stores while the other multiplies. In tiles at the right edge they multiply as few columns as there
-// are, in multiples of 64. The scheduling warp finds tiles and tells the others.
+// Tiles of ROWS x BLOCK_N, two consumer warpgroups, a loading warp and a scheduling warp, which finds tiles and
+// tells the others. A ring of STAGES stages, each 64 summands deep, holds a and b with the 128-byte swizzle; TMA
+// brings both. The consumers share a tile, 64 rows each, or take tiles in turn (PINGPONG): one stores while the
+// other multiplies. In tiles at the right edge they multiply as few columns as there are, in multiples of 64.
 //
 //   RAGGED_M  a [rows, K], of which each group has some; b [G, N, K] (K_MAJOR) or [G, K, N]
 //   RAGGED_K  a [K, M] and b [K, N], of which each group has some rows. Its result [G, M, N] is stored as G M rows, of
 //             which each group has M: so both find their tiles alike.
 //
-// cuda_grouped.py puts in front: the macros (RAGGED_K, K_MAJOR, BIAS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, PINGPONG,
-// STORE_SLOTS, SPLIT, HALF), multiply<N>, the wgmma of N columns, launch/parts.cu, launch/groups.cu and launch/tiles.cu.
+// cuda_grouped.py puts in front: the macros (RAGGED_K, K_MAJOR, BIAS, ROWS, BLOCK_N, STAGES, SLOTS, GROUP_M, DYNAMIC,
+// PINGPONG, STORE_SLOTS, SPLIT, HALF), multiply<N>, the wgmma of N columns, launch/parts.cu, launch/groups.cu and
+// launch/tiles.cu.
 
 constexpr int CONSUMERS = 2, STEP = 64;
 constexpr int PARTS = PINGPONG ? ROWS / 64 : 1;  // of 64 rows, of a consumer's tile
@@ -75,7 +76,8 @@ __device__ __forceinline__ void load(const Shared& s, const Inputs& in, const Ti
   if (columns == BLOCK_N) {
     tma_3d(b, *in.b_wide_map, bar, k, tile.col, tile.group);
   } else {
-    for (int i = 0; i < columns / 64; i++) tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, k, tile.col + i * 64, tile.group);
+    for (int i = 0; i < columns / 64; i++)
+      tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, k, tile.col + i * 64, tile.group);
     if (columns % 64)
       tma_3d(b + columns / 64 * BLOCK_BYTES, *in.b_rest_map, bar, k, tile.col + columns / 64 * 64, tile.group);
   }
@@ -85,7 +87,8 @@ __device__ __forceinline__ void load(const Shared& s, const Inputs& in, const Ti
 #endif
 }
 
-// sum[i] = 64 rows of a, part i, times WIDTH columns of b. next: the barrier at which the other consumer waits for its turn.
+// sum[i] = 64 rows of a, part i, times WIDTH columns of b. next: the barrier at which the other consumer waits for its
+// turn.
 template <int WIDTH, int COUNT>
 __device__ __forceinline__ void multiply_tile(float (&sum)[COUNT][WIDTH / 2], Ring& ring, const Shared& s, u32 a, u32 b,
                                               int steps, u32 next) {
@@ -150,8 +153,8 @@ __device__ __forceinline__ void add_bias(float* sum, const Outputs& o, const Til
 #endif
 }
 
-// 64 rows go to memory in pieces of 64 columns through STORE_SLOTS places of shared memory, by TMA; what is narrower than a
-// piece, and the last rows of a small group, which no box may exceed, 16 bytes of a row a lane.
+// 64 rows go to memory in pieces of 64 columns through STORE_SLOTS places of shared memory, by TMA; what is narrower
+// than a piece, and the last rows of a small group, which no box may exceed, 16 bytes of a row a lane.
 template <int WIDTH>
 __device__ __forceinline__ void store_rows(const float* sum, u32 mine, const Outputs& o, const Tile& tile, int first,
                                            int consumer, int& piece) {
@@ -165,8 +168,10 @@ __device__ __forceinline__ void store_rows(const float* sum, u32 mine, const Out
     if (warp == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STORE_SLOTS - 1) : "memory");
     warpgroup_sync(consumer);
 #pragma unroll
-    for (int i = 0; i < columns / 16; i++)
-      store_matrices(place + (warp * 16 + lane % 16) * 128 + ((i * 2 + lane / 16 ^ lane % 8) << 4), sum + from / 2 + i * 8);
+    for (int i = 0; i < columns / 16; i++) {
+      const u32 to = place + (warp * 16 + lane % 16) * 128 + ((i * 2 + lane / 16 ^ lane % 8) << 4);
+      store_matrices(to, sum + from / 2 + i * 8);
+    }
     const bool box = whole && columns == 64;
     if (box) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     warpgroup_sync(consumer);
@@ -187,8 +192,8 @@ __device__ __forceinline__ void store_rows(const float* sum, u32 mine, const Out
 }
 
 template <int WIDTH, int COUNT>
-__device__ __forceinline__ void compute(Ring& ring, const Shared& s, const Tile& tile, const Span& span, const Outputs& o,
-                                        int consumer, int at_once, int& piece) {
+__device__ __forceinline__ void compute(Ring& ring, const Shared& s, const Tile& tile, const Span& span,
+                                        const Outputs& o, int consumer, int at_once, int& piece) {
   float sum[COUNT][WIDTH / 2];
   const u32 a = s.a + (PINGPONG ? 0 : consumer * BLOCK_BYTES), b = s.b, block = BLOCK_BYTES;
   multiply_tile<WIDTH, COUNT>(sum, ring, s, RAGGED_K ? block_word(a, block) : low_word(a),
@@ -326,9 +331,10 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
         if (lane == 0) {
           const u32 to = s.tile + slot * 32;
           send(to, tile);
-          const int k = RAGGED_K && tile.width && tile.group ? offs[tile.group - 1] : 0;
+          const bool any = RAGGED_K && tile.width;
+          const int k = any && tile.group ? offs[tile.group - 1] : 0, k_end = any ? offs[tile.group] : K;
           asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 20), "r"(k) : "memory");
-          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 24), "r"(RAGGED_K && tile.width ? offs[tile.group] : K) : "memory");
+          asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + 24), "r"(k_end) : "memory");
           barrier_arrive(s.tile_full + slot * 8);
         }
         if (tile.width == 0) break;
