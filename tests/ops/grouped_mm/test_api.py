@@ -1,11 +1,16 @@
 """The public call on the CPU: contract, gradients, autocast, compile. The same cases on every backend stand in
 tests/ops/grouped_mm/backends and, on a GPU, in tests/gpu."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 import expertile as xt
-from expertile.ops.grouped_mm.backends import BACKENDS
+from expertile.ops.backend import NoConfig
+from expertile.ops.grouped_mm import api
+from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.reference import reference
 from expertile.ragged import offs_from_sizes
 
@@ -203,6 +208,27 @@ def test_weight_gradients_are_added_to_a_buffer(backend):
         got = xt.grouped_mm(a, b, offs=offs, out=buffer, accumulate=True, backend=backend)
         assert got is buffer
         torch.testing.assert_close(buffer, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_adding_goes_to_a_backend_that_adds_as_it_stores(named, monkeypatch):
+    """Where `auto` has chosen one that does not; a named backend stays."""
+    ran = []
+
+    def backend(name: str, add: Any = None) -> Any:
+        return replace(
+            by_name("loop"), name=name, run=lambda *given: ran.append(name) or by_name("loop").run(*given), add=add
+        )
+
+    plain, adding = backend("plain"), backend("adding", lambda p, o, config, out: ran.append("added") or out)
+    monkeypatch.setattr(api, "BACKENDS", (plain, adding))
+    monkeypatch.setattr(api, "select", lambda problem, device, request: (plain, NoConfig()))
+    api._adding.cache_clear()
+    a, b, offs = (torch.randn(M, K).t(), torch.randn(M, N), torch.tensor([3, M], dtype=torch.int32))
+    out = torch.zeros(2, K, N)
+    xt.grouped_mm(a, b, offs=offs, out=out, accumulate=True, backend="loop" if named else "auto")
+    api._adding.cache_clear()
+    assert ran == (["plain"] if named else ["added"])
 
 
 @pytest.mark.parametrize(

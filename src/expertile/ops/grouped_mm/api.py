@@ -4,7 +4,7 @@ expertile::grouped_mm as a torch operator: what torch.compile, FakeTensor and op
 With backend="measure" the first call with a problem races the candidates (`ops.measure`) in place of choosing."""
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from expertile.ops.backend import device_of as _device
 from expertile.ops.checks import check_own_memory, require_tensors
 from expertile.ops.grouped_mm.autograd import Product, differentiable_mm, gradients
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.backends import by_name
+from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising, rounded
 from expertile.ops.grouped_mm.problem import ALL_DTYPES, Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.grouped_mm.transfer import Rival
@@ -147,10 +147,20 @@ def forward(
         fastest = raced(problem, operands, _device(a.device.type, a.device.index))
         chosen, config = fastest.backend, fastest.config
     if accumulate and out is not None:
+        if chosen.add is None and request.backend == AUTO.backend:
+            chosen, config = _adding(rounded(problem), _device(a.device.type, a.device.index)) or (chosen, config)
         if chosen.add is None:
             return out.add_(chosen.run(problem, operands, config, None))
         return chosen.add(problem, operands, config, out)
     return chosen.run(problem, operands, config, out)
+
+
+@lru_cache(maxsize=1024)
+def _adding(problem: Problem, device: Device) -> tuple[Backend, Any] | None:
+    """What `auto` chooses of the backends that add as they store, or None."""
+    able = tuple(b for b in BACKENDS if b.add is not None and b.supports(problem, device) is None)
+    choice = choose(problem, device, able, quiet=True) if able else None
+    return None if choice is None else (choice.backend, choice.config)
 
 
 def raced(problem: Problem, operands: Operands, device: Device) -> Rival:

@@ -195,14 +195,3 @@ def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
             except (AssertionError, RuntimeError):
                 return
     pytest.fail("four runs were right")
-
-
-def test_adding_is_left_to_gluon(monkeypatch):
-    """Which adds as it stores."""
-    given = {}
-    monkeypatch.setattr(gluon_hopper, "run", lambda *a, **more: given.update(more, config=a[2]))
-    monkeypatch.setattr(Device, "current", lambda device=None: H200)
-    operands = cases.make(LONGER[2])
-    assert BACKEND.add is not None
-    BACKEND.add(problem_of(LONGER[2], operands), Operands(*operands), Config(), torch.zeros(3, 200, 264))
-    assert given["add"] and isinstance(given["config"], gluon_hopper.Config)

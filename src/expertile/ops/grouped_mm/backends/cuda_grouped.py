@@ -24,7 +24,6 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.backends import gluon_hopper
 from expertile.ops.grouped_mm.backends._tma import unloadable_groups
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import filled
@@ -219,17 +218,10 @@ def _launch(
     return kernel.launch(programs, stream, arguments, starts_early(p))
 
 
-def _add(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    """By `gluon_hopper`, which adds as it stores."""
-    device = Device.current(operands.a.device)
-    return gluon_hopper.run(problem, operands, gluon_hopper.configs(problem, device)[0], out, add=True)
-
-
 BACKEND = Backend(
     name="cuda_grouped",
     summary="CUDA C++ kernel for Hopper: tiles of 64 to 256 columns, no idle ones, TMA ring, wgmma, stores overlapped",
     supports=supports,
     configs=configs,
     run=run,
-    add=_add,
 )
