@@ -18,7 +18,7 @@ from triton.runtime.driver import driver
 
 _KEPT = "kernel.cubin"
 _TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\ntemplate <int N> struct Columns {};\n"
-_PARTS, GROUPS, TILES = (Path(__file__).with_name(f"{name}.cu") for name in ("parts", "groups", "tiles"))
+_PARTS, GROUPS, TILES, RING = (Path(__file__).with_name(f"{n}.cu") for n in ("parts", "groups", "tiles", "ring"))
 HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _SWIZZLE_128, _PROMOTE_128, _PROMOTE_256 = 3, 2, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_128B, _256B
 _UNSIGNED = {1: 0, 2: 1, 4: 2}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _UINT32, by size in bytes

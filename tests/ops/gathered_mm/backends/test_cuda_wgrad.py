@@ -67,20 +67,29 @@ def test_auto_takes_it_where_tiles_are_full(with_nvrtc):
 @pytest.mark.compile
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_compiles(turned, dtype):
+@pytest.mark.parametrize("config", [Config(), cuda_wgrad._IN_TURN], ids=str)
+def test_compiles(config, turned, dtype):
     """Nothing spills, and the four products of a step are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    code = aot.machine_code(cuda_wgrad._binary(Config(), dtype, turned))
+    code = aot.machine_code(cuda_wgrad._binary(config, dtype, turned))
     assert not re.search(r"\b(LDL|STL)\b", code)
-    assert Config().smem_bytes <= H100.smem_bytes
-    products = re.findall(r"HGMMA\.64x256x16[^\n]*", code)
+    assert config.smem_bytes <= H100.smem_bytes
+    products = re.findall(rf"HGMMA\.64x{config.block_n}x16[^\n]*", code)
     assert all("tnspA.tnspB" in product for product in products)
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
-    assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
+    of_step = 8 if config.pingpong else 4
+    assert of_step * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
     assert "UTMALDG.4D" in code and "UTMASTG.3D" in code and "LDGSTS" in code
     assert code.count("BRA.U.ANY") == 1  # a loop over lanes, around the arrival of copies; none around TMA
     assert ("STSM.16.MT88" in code) == turned
+
+
+def test_configs_that_no_kernel_has():
+    with pytest.raises(ValueError, match="block_n: expected one of 192, 256, got 128"):
+        Config(128)
+    with pytest.raises(ValueError, match="block_n: expected one of 192, got 256"):
+        Config(pingpong=True)
 
 
 _HARNESS = """
@@ -106,7 +115,7 @@ def test_tiles_cover_the_result_once(tiles, tmp_path):
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    text = Path(cuda_wgrad._SOURCE).read_text()
+    text = Path(cuda_wgrad._SOURCES[-1]).read_text()
     tile = text[text.index("struct Tile") : text.index("struct Shared")]
     constants = "constexpr int TILE_X = 128, TILE_D = 256;\n#define BAND 16\n"
     (tmp_path / "tiles.cpp").write_text(_HARNESS + constants + tile + _MAIN)

@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[Config, Case, Fault]] = {
         LONGER[0],
         lambda s: s.replace("first_row(tile, PINGPONG ? i : consumer, at_once)", "tile.row + i * 64"),
     ),
-    "consumers do not wait for their turn": (SMALL[2], LONGER[0], without("consume", "barrier_wait", 2)),
+    "consumers do not wait for their turn": (SMALL[2], LONGER[0], without("consume", "barrier_wait", 1)),
     "summands of the next group are loaded": (
         SMALL[0],
         LONGER[2],

@@ -188,7 +188,8 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         const u32 further = ring.stage * (STAGE_BYTES / 16);
 #pragma unroll
-        for (int k = 0; k < STEP / 16; k++) multiply(Columns<COLUMNS>(), sum, a + further + k * 2, b + further + k * (K_MAJOR ? 2 : 128));
+        for (int k = 0; k < STEP / 16; k++)
+          multiply(Columns<COLUMNS>(), sum, a + further + k * 2, b + further + k * (K_MAJOR ? 2 : 128));
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         // The products of the step before are done, and its stage is free.
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");

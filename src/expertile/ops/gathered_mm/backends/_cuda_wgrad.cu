@@ -1,20 +1,29 @@
 // Device code of the `cuda_wgrad` backend: weight gradients that gather one operand, for sm_90a.
 //
-// out[g] = sum over rows r of expert g of x[rows[r]]^T d[r], tiles of 128 columns of x by 256 of d. Two consumer
-// warpgroups of 64 x 256 share a tile; four producer warps keep a ring of STAGES stages of 64 rows full: x by cp.async,
-// 16 bytes a thread, since every row has an address of its own, d by TMA. Both lie in shared memory as they do in
-// memory, columns contiguous, in blocks of 64 columns with the 128-byte swizzle; wgmma transposes.
+// out[g] = sum over rows r of expert g of x[rows[r]]^T d[r], tiles of 128 columns of x by TILE_D of d. Two consumer
+// warpgroups share a tile, 64 columns of x each, or take tiles in turn (PINGPONG). Four producer warps keep a ring of
+// STAGES stages of 64 rows full: x by cp.async, 16 bytes a thread, since every row has an address of its own, d by TMA.
+// Both lie in shared memory as they do in memory, columns contiguous, in blocks of 64 columns with the 128-byte swizzle;
+// wgmma transposes.
 //
 // TURNED: out is [E, columns of d, columns of x], so stmatrix turns the tile on its way to memory.
 //
-// cuda_wgrad.py puts in front: the macros (STAGES, BAND, TURNED, HALF), multiply, the wgmma whose 128 sums are written
-// out, and parts.cu.
+// cuda_wgrad.py puts in front: the macros (TILE_D, STAGES, BAND, PINGPONG, STORE_SLOTS, TURNED, HALF), multiply, the
+// wgmma of TILE_D columns, launch/parts.cu, launch/groups.cu and launch/ring.cu.
 
-constexpr int CONSUMERS = 2, TILE_X = 64 * CONSUMERS, TILE_D = 256, STEP = 64, PRODUCERS = 128;
+constexpr int CONSUMERS = 2, TILE_X = 128, STEP = 64, PRODUCERS = 128;
+constexpr int PARTS = PINGPONG ? 2 : 1;          // of 64 columns of x, of a consumer's tile
 constexpr int BLOCK = 64;                        // columns of a block in shared memory, 128 bytes
 constexpr u32 BLOCK_BYTES = STEP * BLOCK * 2;    // of x or d
 constexpr u32 X_BYTES = TILE_X / BLOCK * BLOCK_BYTES, D_BYTES = TILE_D / BLOCK * BLOCK_BYTES;
 constexpr u32 OUT_BYTES = BLOCK * BLOCK * 2;     // a piece of the result
+
+struct Stage {
+  static constexpr int COUNT = STAGES;
+  static constexpr u32 PART = BLOCK_BYTES, A_BYTES = X_BYTES, B_BYTES = D_BYTES;
+  static constexpr u32 A_NEXT = 128, B_NEXT = 128;  // 16 rows further are 2048 bytes
+  static constexpr bool COPIED = true, UNIFORM = true;
+};
 constexpr int COPIES = STEP * TILE_X / 8 / PRODUCERS;  // 16-byte copies of a producer for a step
 
 struct Tile { int group, x, d, row, rows; };
@@ -34,7 +43,7 @@ __device__ __forceinline__ Tile locate(int t, int tiles_x, int tiles_d, const in
   return found;
 }
 
-struct Shared { u32 x, d, out, full, empty; };
+struct Shared { u32 x, d, out, full, empty, turn; };
 
 // Of the row numbers of a step each warp needs 16, so each lane asks for one; past the group's last row, that one's.
 __device__ __forceinline__ int token_of(const int* rows, const Tile& tile, int step, int row) {
@@ -81,15 +90,14 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap& d_map,
   }
 }
 
-// A consumer's 64 columns of x by 256 of d go to memory in four pieces of 64 x 64, through two buffers in turn.
+// 64 columns of x by TILE_D of d go to memory in pieces of 64 x 64, through STORE_SLOTS places in turn.
 __device__ __forceinline__ void store(const float* sum, const Shared& s, const TensorMap& out_map, const Tile& tile,
-                                      int consumer, int width_x, int width_d) {
+                                      int consumer, int x, int width_x, int width_d, int& slot) {
   const int thread = threadIdx.x % 128, lane = threadIdx.x % LANES, warp = thread / LANES;
-  const int x = tile.x + consumer * BLOCK;
 #pragma unroll
   for (int piece = 0; piece < TILE_D / BLOCK; piece++) {
-    const u32 buffer = s.out + (2 * consumer + piece % 2) * OUT_BYTES;
-    if (warp == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+    const u32 buffer = s.out + (STORE_SLOTS * consumer + slot) * OUT_BYTES;
+    if (warp == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STORE_SLOTS - 1) : "memory");
     warpgroup_sync(consumer);
 #pragma unroll
     for (int block = 0; block < BLOCK / 16; block++) {
@@ -111,41 +119,32 @@ __device__ __forceinline__ void store(const float* sum, const Shared& s, const T
       if (x < width_x && d < width_d) tma_store_3d(out_map, buffer, TURNED ? x : d, TURNED ? d : x, tile.group);
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
+    if (++slot == STORE_SLOTS) slot = 0;
   }
 }
 
 __device__ __forceinline__ void consume(const Shared& s, const TensorMap& out_map, const int* offs, int consumer,
                                         int width_x, int width_d, int tiles_x, int tiles_d, int total) {
-  const int lane = threadIdx.x % LANES;
-  // 64 columns further in d are a block further; 16 rows further 2048 bytes.
-  const u32 a = block_word(s.x + consumer * BLOCK_BYTES, BLOCK_BYTES), b = block_word(s.d, BLOCK_BYTES);
-  int stage = 0, parity = 0;
-  for (int t = blockIdx.x; t < total; t += gridDim.x) {
+  const u32 a = block_word(s.x + (PINGPONG ? 0 : consumer * BLOCK_BYTES), BLOCK_BYTES), b = block_word(s.d, BLOCK_BYTES);
+  Ring<STAGES> ring{0, 0};
+  int slot = 0, number = 0;
+  for (int t = blockIdx.x; t < total; t += gridDim.x, number++) {
     const Tile tile = locate(t, tiles_x, tiles_d, offs);
-    float sum[TILE_D / 2];
-#pragma unroll
-    for (int i = 0; i < TILE_D / 2; i++) sum[i] = 0.0f;
-    int before = 0;
-    for (int left = tile.rows; left > 0; left -= STEP) {
-      barrier_wait(s.full + stage * 8, parity);
-      // cp.async writes through the generic proxy, wgmma reads through the asynchronous one.
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      hold<TILE_D / 2>(sum);
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      const u32 at_a = uniform(a + stage * (X_BYTES / 16)), at_b = uniform(b + stage * (D_BYTES / 16));
-#pragma unroll
-      for (int k = 0; k < STEP / 16; k++) multiply(Columns<TILE_D>(), sum, at_a + k * 128, at_b + k * 128);
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      // The products of the step before are done, and its stage is free.
-      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-      if (left != tile.rows && lane == 0) barrier_arrive(s.empty + before * 8);
-      before = stage;
-      if (++stage == STAGES) { stage = 0; parity ^= 1; }
+    const int steps = (tile.rows + STEP - 1) / STEP;
+    if (PINGPONG && number % CONSUMERS != consumer) {
+      ring.skip(steps);
+      continue;
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    hold<TILE_D / 2>(sum);
-    if (tile.rows > 0 && lane == 0) barrier_arrive(s.empty + before * 8);
-    store(sum, s, out_map, tile, consumer, width_x, width_d);
+    // A stage's parity tells two rounds of the ring apart, no more: the other consumer has had all before this tile.
+    if (PINGPONG) barrier_wait(s.turn + consumer * 8, (number / CONSUMERS ^ consumer ^ 1) & 1);
+    float sum[PARTS][TILE_D / 2];
+    const u32 next = PINGPONG ? s.turn + (consumer ^ 1) * 8 : 0;
+    multiply_tile<Stage, TILE_D, PARTS>(sum, ring, s.full, s.empty, a, b, steps, next);
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+      const int x = tile.x + (PINGPONG ? i : consumer) * BLOCK;
+      store(sum[i], s, out_map, tile, consumer, x, width_x, width_d, slot);
+    }
   }
   if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -160,13 +159,15 @@ gathered_wgrad(const __grid_constant__ TensorMap d_map, const __grid_constant__ 
   s.x = (at + 1023) & ~1023u;
   s.d = s.x + STAGES * X_BYTES;
   s.out = s.d + STAGES * D_BYTES;
-  s.full = s.out + 2 * CONSUMERS * OUT_BYTES;
+  s.full = s.out + STORE_SLOTS * CONSUMERS * OUT_BYTES;
   s.empty = s.full + STAGES * 8;
+  s.turn = s.empty + STAGES * 8;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, PRODUCERS + 1);
-      barrier_init(s.empty + i * 8, 4 * CONSUMERS);
+      barrier_init(s.empty + i * 8, PINGPONG ? 4 : 4 * CONSUMERS);
     }
+    for (int i = 0; i < CONSUMERS; i++) barrier_init(s.turn + i * 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   asm volatile("griddepcontrol.wait;" ::: "memory");

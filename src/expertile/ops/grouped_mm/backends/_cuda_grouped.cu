@@ -10,26 +10,18 @@
 //             which each group has M: so both find their tiles alike.
 //
 // cuda_grouped.py puts in front: the macros (RAGGED_K, K_MAJOR, BIAS, ROWS, BLOCK_N, STAGES, SLOTS, GROUP_M, DYNAMIC,
-// PINGPONG, STORE_SLOTS, SPLIT, HALF), multiply<N>, the wgmma of N columns, launch/parts.cu, launch/groups.cu and
-// launch/tiles.cu.
+// PINGPONG, STORE_SLOTS, SPLIT, HALF), multiply<N>, the wgmma of N columns, launch/parts.cu, launch/groups.cu, launch/tiles.cu and
+// launch/ring.cu.
 
 constexpr int CONSUMERS = 2, STEP = 64;
 constexpr int PARTS = PINGPONG ? ROWS / 64 : 1;  // of 64 rows, of a consumer's tile
-constexpr u32 BLOCK_BYTES = 64 * 128;    // 64 rows of 64 summands, or 64 summands of 64 columns; 64 x 64 results
-constexpr u32 A_BYTES = ROWS * 128, B_BYTES = K_MAJOR ? BLOCK_N * 128 : (BLOCK_N + 63) / 64 * BLOCK_BYTES;
-// From one wgmma's 16 summands to the next, in units of 16 bytes.
-constexpr u32 A_NEXT = RAGGED_K ? 128 : 2, B_NEXT = K_MAJOR ? 2 : 128;
-
-struct Ring {
-  int stage, parity;
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) { stage = 0; parity ^= 1; }
-  }
-  __device__ __forceinline__ void skip(int steps) {
-    const int rounds = quotient(stage + steps, STAGES);
-    stage += steps - rounds * STAGES;
-    parity ^= rounds & 1;
-  }
+constexpr u32 BLOCK_BYTES = 64 * 128;            // 64 rows of 64 summands, or the reverse; 64 x 64 results
+struct Stage {
+  static constexpr int COUNT = STAGES;
+  static constexpr u32 PART = 64 * 128, A_BYTES = ROWS * 128;
+  static constexpr u32 B_BYTES = K_MAJOR ? BLOCK_N * 128 : (BLOCK_N + 63) / 64 * PART;
+  static constexpr u32 A_NEXT = RAGGED_K ? 128 : 2, B_NEXT = K_MAJOR ? 2 : 128;
+  static constexpr bool COPIED = false, UNIFORM = false;
 };
 
 struct Shared { u32 a, b, out, tile, full, empty, tile_full, tile_empty, turn, asked; };
@@ -53,7 +45,7 @@ struct Inputs {
 // One stage, by one lane.
 __device__ __forceinline__ void load(const Shared& s, const Inputs& in, const Tile& tile, const Span& span, int stage,
                                      int step) {
-  const u32 bar = s.full + stage * 8, a = s.a + stage * A_BYTES, b = s.b + stage * B_BYTES;
+  const u32 bar = s.full + stage * 8, a = s.a + stage * Stage::A_BYTES, b = s.b + stage * Stage::B_BYTES;
   const int k = span.k + step * STEP, rows = tile.row_end - tile.row, boxes = ROWS > 64 && rows > 64 ? 2 : 1;
   const int columns = min(tile.width, in.N - tile.col), blocks = (columns + 63) / 64;
 #if RAGGED_K
@@ -85,44 +77,6 @@ __device__ __forceinline__ void load(const Shared& s, const Inputs& in, const Ti
   for (int i = 0; i < blocks; i++) tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, tile.col + i * 64, k, tile.group);
 #endif
 #endif
-}
-
-// sum[i] = 64 rows of a, part i, times WIDTH columns of b. next: the barrier at which the other consumer waits for its
-// turn.
-template <int WIDTH, int COUNT>
-__device__ __forceinline__ void multiply_tile(float (&sum)[COUNT][WIDTH / 2], Ring& ring, const Shared& s, u32 a, u32 b,
-                                              int steps, u32 next) {
-  const int lane = threadIdx.x % LANES;
-#pragma unroll
-  for (int i = 0; i < COUNT; i++)
-#pragma unroll
-    for (int j = 0; j < WIDTH / 2; j++) sum[i][j] = 0.0f;
-  u32 before = 0;
-  for (int step = 0; step < steps; step++) {
-    const u32 at_a = a + ring.stage * (A_BYTES / 16), at_b = b + ring.stage * (B_BYTES / 16);
-    barrier_wait(s.full + ring.stage * 8, ring.parity);
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) hold<WIDTH / 2>(sum[i]);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    
-#pragma unroll
-    for (int k = 0; k < STEP / 16; k++)
-#pragma unroll
-      for (int i = 0; i < COUNT; i++)
-        multiply(Columns<WIDTH>(), sum[i], at_a + i * (BLOCK_BYTES / 16) + k * A_NEXT, at_b + k * B_NEXT);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    // The products of the step before are done, and its stage is free.
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-    if (step && lane == 0) barrier_arrive(before);
-    before = s.empty + ring.stage * 8;
-    ring.advance();
-  }
-  if (PINGPONG && lane == 0) barrier_arrive(next);
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) hold<WIDTH / 2>(sum[i]);
-  __syncwarp();
-  if (steps && lane == 0) barrier_arrive(before);
 }
 
 struct Outputs {
@@ -192,12 +146,13 @@ __device__ __forceinline__ void store_rows(const float* sum, u32 mine, const Out
 }
 
 template <int WIDTH, int COUNT>
-__device__ __forceinline__ void compute(Ring& ring, const Shared& s, const Tile& tile, const Span& span,
+__device__ __forceinline__ void compute(Ring<STAGES>& ring, const Shared& s, const Tile& tile, const Span& span,
                                         const Outputs& o, int consumer, int at_once, int& piece) {
   float sum[COUNT][WIDTH / 2];
   const u32 a = s.a + (PINGPONG ? 0 : consumer * BLOCK_BYTES), b = s.b, block = BLOCK_BYTES;
-  multiply_tile<WIDTH, COUNT>(sum, ring, s, RAGGED_K ? block_word(a, block) : low_word(a),
-                              K_MAJOR ? low_word(b) : block_word(b, block), span.steps, s.turn + (consumer ^ 1) * 8);
+  multiply_tile<Stage, WIDTH, COUNT>(sum, ring, s.full, s.empty, RAGGED_K ? block_word(a, block) : low_word(a),
+                                     K_MAJOR ? low_word(b) : block_word(b, block), span.steps,
+                                     PINGPONG ? s.turn + (consumer ^ 1) * 8 : 0);
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     add_bias<WIDTH>(sum[i], o, tile);
@@ -207,7 +162,7 @@ __device__ __forceinline__ void compute(Ring& ring, const Shared& s, const Tile&
 }
 
 template <int WIDTH>
-__device__ __forceinline__ void compute_rows(Ring& ring, const Shared& s, const Tile& tile, const Span& span,
+__device__ __forceinline__ void compute_rows(Ring<STAGES>& ring, const Shared& s, const Tile& tile, const Span& span,
                                              const Outputs& o, int consumer, int at_once, int& piece) {
   if (PARTS == 1 || tile.row_end - tile.row <= 64) compute<WIDTH, 1>(ring, s, tile, span, o, consumer, at_once, piece);
   else compute<WIDTH, PARTS>(ring, s, tile, span, o, consumer, at_once, piece);
@@ -215,7 +170,7 @@ __device__ __forceinline__ void compute_rows(Ring& ring, const Shared& s, const 
 
 __device__ __forceinline__ void consume(const Shared& s, const Outputs& o, int consumer, int at_once) {
   const int lane = threadIdx.x % LANES;
-  Ring ring{0, 0};
+  Ring<STAGES> ring{0, 0};
   int piece = 0;
   for (int number = 0;; number++) {
     const int slot = number % SLOTS;
@@ -230,12 +185,7 @@ __device__ __forceinline__ void consume(const Shared& s, const Outputs& o, int c
       continue;
     }
     if (!PINGPONG && tile.row + consumer * 64 >= tile.row_end) {
-      for (int step = 0; step < span.steps; step++) {
-        barrier_wait(s.full + ring.stage * 8, ring.parity);
-        __syncwarp();  // no lane must miss what another gives back
-        if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
-        ring.advance();
-      }
+      pass_tile<Stage>(ring, s.full, s.empty, span.steps);
       continue;
     }
     // A stage's parity tells two rounds of the ring apart, no more: the other consumer has had all before this tile.
@@ -265,8 +215,8 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
   const u32 start = (at + 1023) & ~1023u;
   Shared s;
   s.a = start;
-  s.b = s.a + STAGES * A_BYTES;
-  s.out = (s.b + STAGES * B_BYTES + 1023) & ~1023u;
+  s.b = s.a + STAGES * Stage::A_BYTES;
+  s.out = (s.b + STAGES * Stage::B_BYTES + 1023) & ~1023u;
   s.tile = s.out + CONSUMERS * STORE_SLOTS * BLOCK_BYTES;
   s.full = s.tile + SLOTS * 32;
   s.empty = s.full + STAGES * 8;
@@ -301,7 +251,7 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;" ::: "memory");
     if (warp == 4 * CONSUMERS && elected()) {
       const Inputs in{&a_map, &a_wide_map, &b_map, &b_wide_map, &b_rest_map, M, N, at_once};
-      Ring ring{0, 1};
+      Ring<STAGES> ring{0, 1};
       for (int number = 0;; number++) {
         const int slot = number % SLOTS;
         barrier_wait(s.tile_full + slot * 8, number / SLOTS & 1);

@@ -33,7 +33,7 @@ from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import current_device, starts_early, torch_device
 from expertile.ragged import power_of_two
 
-_SOURCES = (nvrtc.GROUPS, nvrtc.TILES, Path(__file__).with_name("_cuda_grouped.cu"))
+_SOURCES = (nvrtc.GROUPS, nvrtc.TILES, nvrtc.RING, Path(__file__).with_name("_cuda_grouped.cu"))
 _STEP = 64  # summands of a stage
 _BLOCK = 64  # rows or columns of a box, 128 bytes of the other dimension
 _SLOTS = 4  # tiles that the scheduler has told the others of
