@@ -166,6 +166,20 @@ def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
     assert (room[:, 200:] == 7).all()
 
 
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("ends", [(130, 130, 999), (130, 90, 330), (330, 200, 100)], ids=str)
+def test_wrong_offsets_write_nothing_behind_the_result(ends, cuda_folder, monkeypatch):
+    """What the rows hold then means nothing, but the next launch finds its counter."""
+    counter = on_the_host(monkeypatch, cuda_folder, programs=3)
+    a, b, _offs, _bias = cases.make(LONGER[0])
+    rows = a.shape[0]
+    room = torch.full((rows + 128, 264), 7.0, dtype=torch.bfloat16)
+    operands = Operands(a, b, torch.tensor(ends, dtype=torch.int32))
+    problem = problem_of(LONGER[0], cases.make(LONGER[0]))
+    BACKEND.run(problem, operands, SMALL[0], room[:rows])
+    assert (room[rows:] == 7).all() and counter == 0
+
+
 FAULTS: dict[str, tuple[Config, Case, Fault]] = {
     "a stage is read before it is full": (SMALL[0], LONGER[0], without("multiply_tile", "barrier_wait")),
     "a tile is never given back": (SMALL[4], LONGER[0], without("consume", "barrier_arrive")),

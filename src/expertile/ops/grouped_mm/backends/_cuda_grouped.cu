@@ -269,7 +269,7 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
       }
     } else if (warp == 4 * CONSUMERS + 1) {
       const int n_full = N / BLOCK_N, rest = N - n_full * BLOCK_N, across = n_full + (rest != 0);
-      list_groups(tile_ends, row_ends, G, [=](int g) { return RAGGED_K ? (g + 1) * M : offs[g]; },
+      list_groups(tile_ends, row_ends, G, [=](int g) { return RAGGED_K ? (g + 1) * M : min(offs[g], M); },
                   [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
       const Units units = units_of(programs, n_full, rest, G, tile_ends, row_ends);
       int t = blockIdx.x;
