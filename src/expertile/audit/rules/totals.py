@@ -172,8 +172,10 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
-        means = may_come_to(values, total)
-        usual = means[-2 if "geo" in label.lower() else 0]
+        if all(v.meets(q.plain) for v in values):
+            continue  # what all rows share: the time in which they ran side by side
+        means = may_come_to(values, total, "geo" in label.lower())
+        usual = means[0]
         means += [] if total else weighted(body, [v for b in body if (v := b.figure(q.column, q.kind))])
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
