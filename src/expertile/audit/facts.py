@@ -99,7 +99,7 @@ FORMATS = (
     ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
     ("fp8", r"(?:mx)?fp8|float8|[uf]?e4m3\w*|f?e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
-    ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
+    ("int4", r"u?int4|w4(?:a16|a8)?|q4|awq|gptq|nf4|[iu]4|4bit"),
     ("bf16", r"bf16|bfloat16|bfloat|bhalf"),
     ("fp16", r"fp16|float16|f16|hgemm|amp|16bit"),
     ("tf32", r"tf32|tensorfloat32"),
@@ -136,9 +136,14 @@ _BARE = re.compile(
 _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
+_NOT_FOUR = re.compile(r"(?i)\b(?:(?:w|int|q)[235678]|[235678][ -]?bits?)\b")  # "gptq-w3"
+
+
 def _formats(text: str) -> list[str]:
     text = _NOT_IN.sub("", text)
     words = dict.fromkeys(_SPLIT.split(text.lower()))
+    if _NOT_FOUR.search(text):
+        words = {w: None for w in words if w not in ("awq", "gptq")}
     found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
     if "precision" in words or "bit" in words:
         plain = " ".join(_SPLIT.split(text.lower()))

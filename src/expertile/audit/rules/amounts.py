@@ -30,6 +30,7 @@ _NONE = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
 _SPENT = re.compile(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
+_AGAINST = re.compile(r"(?i)[ _](?:vs|over|than)[ _.]+\w+")  # "saving_vs_fp16_pct"
 _ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
@@ -78,6 +79,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if q.kind != "flop" and (cache := _cache(row, q)):
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
+    formats = facts(_AGAINST.sub("", row.text)).of("formats") if formats else ()
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
     table, gpus = row.kind == "table", row.facts.of("gpus")
     file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", words + row.label * table)

@@ -41,6 +41,7 @@ _FORMAT = re.compile(
     r"original|a?symmetric|reference|g\d+|group\d*|per|tensor|channel|scales?|zeros?|weights?|memory|model|size|"
     r"checkpoint|vram|to|with)\b"
 )
+_WIDTH = re.compile(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf|w)([1-68]))\b")
 _KV_TYPE = re.compile(
     r"(?i)kv[-_ ]?cache(?:[-_ ]d?type\W+| in | to )(?:fp8|int[48])|\b(?:fp8|int[48]|[48][- ]bit) kv[- ]cache"
 )
@@ -78,8 +79,7 @@ _NO_FIT = re.compile(r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lor
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names, but for those of scales."""
     text = _SCALES.sub("", text)
-    of = re.findall(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf)([1-68]))\b", text)
-    counted = [int(a or b) for a, b in of]
+    counted = (int(a or b) for a, b in _WIDTH.findall(text))
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 
 
