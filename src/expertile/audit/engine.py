@@ -181,6 +181,9 @@ def _causes(found: list[Finding]) -> list[Finding]:
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
         same |= any({*k.quote.split(", ")} == {*f.quote.split(", ")} and k.all_lines == f.all_lines for k in kept)
         same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept)
+        # What a row's accused figure makes follows from it.
+        made = f.message.partition(" is ")[0].split()
+        same |= any(k.line == f.line and k.verdict == f.verdict and k.quote in made for k in kept)
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)

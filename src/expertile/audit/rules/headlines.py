@@ -21,6 +21,9 @@ _ALL = re.compile(
 _NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
 _WORDS = NUMBERS | {"one": "1"}
 _COUNT = rf"\d+|{'|'.join(_WORDS)}"
+_LOW = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
+_HIGH = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
+_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
 _OF = re.compile(rf"(?i)\b(?P<n>{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>{_COUNT})\b(?! ?%)")
 _WON = re.compile(r"(?i)\b(?:ahead|wins?|won|faster|beats?|better|slower|loses?|lost|behind|outperforms?)\b")
 _BY = re.compile(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significant|other|both|each|either|except")
@@ -326,3 +329,22 @@ def _timed(report: Report, name: str, before: int) -> Quantity | None:
     at = [n for n in range(1, before) if report.lines[n - 1].rstrip().endswith(name.strip())]
     held = [q for r in report.rows for q in r.of("time") if at and at[0] < q.line <= at[0] + 2 and r.kind == "line"]
     return held[0] if held and len(at) == 1 else None
+
+
+def extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
+    """The best row is said to be one that another of the same sizes beats."""
+    past = end_before(row, q)
+    before = row.text[max(past, q.start - 120) : q.start]
+    low = q.kind in TIMES and _LOW.search(before)
+    high = (q.kind in (*RATES, "ratio") and _HIGH.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
+    if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
+        return
+    columns = ((g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind))
+    for grid, held in ((g, held) for g, held in columns if len(held) > 2):
+        same = [x for x in held if x.value.mid == q.value.mid]
+        other = min(held, key=lambda x: x.value.mid) if low else max(held, key=lambda x: x.value.mid)
+        beaten = other.value.hi < q.value.lo if low else other.value.lo > q.value.hi
+        runs = [r for r in grid.body if other in r.quantities or (same[:1] and same[0] in r.quantities)]
+        if same and beaten and runs[0].own == runs[-1].own and runs[0].bare == runs[-1].bare:
+            message = f"{q.text} is not the {'least' if low else 'most'}: line {other.line} has {other.text}"
+            yield finding(QUESTION, "headline", f"{message}: of which rows is it?", q, other)

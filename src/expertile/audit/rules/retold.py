@@ -45,9 +45,6 @@ _KEPT = re.compile(
 _GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
 _NAME = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
 _LEFT_OUT = re.compile(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
-_LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
-_MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
-_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 _ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
 _OVER = re.compile(
@@ -79,7 +76,7 @@ def retold(report: Report) -> Iterator[Finding]:
             yield from _kept(row, q, above)
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
-                yield from _extreme(row, q, long)
+                yield from headlines.extreme(row, q, long)
             if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
@@ -162,20 +159,12 @@ def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
 
 def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "338 ms" of a row that has 338.0 µs."""
-    for q in row.of(*TYPED):
-        cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c)]
+    for q in (q for q in row.of(*TYPED) if q.exact and q.plain.width < 0.02 and not _CALLS.search(row.text)):
+        cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c) and c.column in g.columns(q.kind)]
         held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
         held = cells if len(cells) < 9 and not held else held
-        slip = next(
-            (c for c in held for k in (1e3, 1e-3) if (c.plain * k).meets(q.plain) and c.plain.width < 0.02), None
-        )
-        if (
-            slip
-            and not _CALLS.search(row.text)
-            and q.exact
-            and q.plain.width < 0.02
-            and not any(c.value.meets(q.value, 0.015) for c in cells)
-        ):
+        slips = [c for c in held for k in (1e3, 1e-3) if (c.plain * k).meets(q.plain) and c.plain.width < 0.02]
+        for slip in slips[:1] if not any(c.value.meets(q.value, 0.015) for c in cells) else ():
             message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
             yield finding(QUESTION, "unit", message, q, slip)
 
@@ -234,11 +223,15 @@ def _of_tables(
     of_table = {r.line for g, _ in held for r in g.rows}
     near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30 and r.line not in of_table]
     for k in typed if q.exact else ():
-        told = [x for r in near for x in r.of(k) if mid(x) and not on_sheet(r, x)]
+        rest = {mid(c) for g, rows in held for r in g.rows if r not in rows for c in r.of(k)}  # retold of other rows
+        told = [x for r in near for x in r.of(k) if mid(x) and mid(x) not in rest and not on_sheet(r, x)]
         cells = [c for _, rows in held for r in rows for c in r.of(k) if mid(c)]
         change = change_of(row, q, True, 40)
         if any(may_be(q, a.value / b.value, change, 0.01) for a in told for b in (*told, *cells) if a is not b):
             return
+    bare = [float(n) for n in re.findall(r"(?<![\w.,])\d+\.\d+(?![\w.])", row.text)]
+    if any(may_be(q, exact(a / b), slack=0.01) for a, b in itertools.permutations(filter(None, bare), 2)):
+        return  # "2.481 and 2.484, a gap of 0.12 %"
     up_to = _UP_TO.search(row.text[: q.start])
     bound = not q.exact or up_to or _BEST.search(words_near(row, q, 48, 24))
     columns = [
@@ -301,7 +294,7 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: b
     """The quotients of two figures of a row, and, where the text names no column and rows do not stand `alone`, of a
     row's and another's in its column."""
     found = [mid(c) for r in rows for c in r.of("ratio") if mid(c)]
-    names = [" ".join(words_of(re.sub(r"\(.*?\)", "", h))) for h in grid.header[1:]]
+    names = [" ".join(words_of(re.sub(r"\(.*?\)| v?\d[\d.]*", "", h))) for h in grid.header[1:]]  # "GCC 13.2 (ms)"
     named = any(len(n) > 2 and f" {n} " in text for n in names)
     for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if mid(c)]
@@ -348,10 +341,11 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
     if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out
-        heads = [{*words_of(re.sub(r"\(.*?\)", "", g.header[of[0].column]))} for g, of in columns]
-        text = {*words_of(row.text)}
-        columns = [c for c, head in zip(columns, heads, strict=True) if head <= text and _whole(c[0])]
-    if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
+        text, heads = row.text.lower(), [re.sub(r" *\(.*?\)", "", g.header[of[0].column]).lower() for g, of in columns]
+        named = [(c, h) for c, h in zip(columns, heads, strict=True) if {*words_of(h)} <= {*words_of(text)}]
+        first = [(c, h) for c, h in named if text.startswith(h)]
+        columns = [c for c, h in first or named if _whole(c[0], h)]
+    if not 0 < len(columns) < 3 - total or (total and any(map(_unfilled, columns))):
         return
     geo = bool(mean) and "geo" in row.text[past : q.start].lower()
     made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total, geo)]
@@ -372,24 +366,15 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         yield finding(INCONSISTENT if sure else QUESTION, "total", message + ask, q, lines=tuple(x.line for x in held))
 
 
-def _whole(grid: Grid) -> bool:
-    shares = [[q for r in grid.body if (q := r.figure(c, "percent"))] for c in grid.columns("percent")]
+def _unfilled(of: tuple[Grid, list[Quantity]]) -> bool:
+    """Whether a row of the column has no figure that adds to the total."""
+    grid, held = of
+    return sum(x is not None and x.exact for x in grid.column(held[0].column)) < len(grid.rows)
+
+
+def _whole(grid: Grid, name: str = "%") -> bool:
+    """Whether shares, those of the column `name` where the table has such, make a whole."""
+    columns = grid.columns("percent")
+    own = [c for c in columns if grid.header[c].lower().startswith(name)]
+    shares = [[q for r in grid.body for q in r.of("percent") if q.column == c] for c in own or columns]
     return any(0.99 < sum(q.value.mid for q in of) < 1.01 for of in shares if len(of) == len(grid.body))
-
-
-def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
-    """The best row is said to be one that another of the same sizes beats."""
-    past = end_before(row, q)
-    before = row.text[max(past, q.start - 120) : q.start]
-    low = q.kind in TIMES and _LEAST.search(before)
-    high = (q.kind in (*RATES, "ratio") and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
-    if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
-        return
-    for grid, held in _columns(q, grids):
-        same = [x for x in held if x.value.mid == q.value.mid]
-        other = min(held, key=lambda x: x.value.mid) if low else max(held, key=lambda x: x.value.mid)
-        beaten = other.value.hi < q.value.lo if low else other.value.lo > q.value.hi
-        runs = [r for r in grid.body if other in r.quantities or (same[:1] and same[0] in r.quantities)]
-        if same and beaten and runs[0].own == runs[-1].own and runs[0].bare == runs[-1].bare:
-            message = f"{q.text} is not the {'least' if low else 'most'}: line {other.line} has {other.text}"
-            yield finding(QUESTION, "headline", f"{message}: of which rows is it?", q, other)

@@ -324,7 +324,7 @@ def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Find
 
 
 def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:
-    t, x = best.cells[r], best.all_forms(r)[0].mid
+    t, x = best.cells[r], best.cells[r].value.mid
     if best.quotient:
         bare = t.kind == "number" and re.fullmatch(r"[\d,]+ / [\d,]+", t.text)  # of sizes that nobody measured
         return finding(QUESTION if bare else INCONSISTENT, "ratio", wrong(t.text, x, q, best.name), q, lines=t.lines)
