@@ -97,6 +97,7 @@ def on_sheet(row: Row, q: Quantity) -> bool:
     if q.kind not in ("rate", "bandwidth"):
         return False
     told = re.search(r"peak(?! at)|theoret|roofline", q.words) or (row.kind == "line" and is_limit(own_words(row, q)))
+    told = told or (q.kind == "bandwidth" and q.text.endswith("E"))  # "100GbE"
     return bool(told) or any(q.plain.meets(x, 0.005) for x in _sheet(row.report))
 
 

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import prod
 
 from expertile.audit.facts import DIGITS
@@ -236,7 +237,10 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         far = ways and not any(
             f.meets(n, 30.0) or any(f.meets(n * s, 0.03) for s in (1e3, 1e-3)) for n in ways for f in off
         )
-        if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
+        others = (c for combo in combos for c in _beside(row, combo)) if lent else ()
+        if any(_fits(c, factors) for c in (*combos, *others)):
+            continue
+        if combos and not (far or _steady(row, combos[0], factors)):
             nearest = min(zip(off, combos, strict=True), key=lambda of: abs(math.log(of[0].mid)))
             broken.append(nearest[1])  # a total is of inputs and outputs
     two = lent and len(targets) == 2 and targets[0].text != targets[1].text
@@ -245,6 +249,14 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         known = all(len(some) == 1 and (not (f := some[0].figure) or f.noun != "other") for some in held)
         sure = known and not lent and all(t.near and t.named for t in broken[0])
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
+
+
+def _beside(row: Row, combo: tuple[Term, ...]) -> Iterator[tuple[Term, ...]]:
+    """The terms with another figure, of a table right above, in the place of a lent one."""
+    rows = [r for g in row.report.grids if g.block == row.block - 1 for r in g.rows]
+    for i, t in enumerate(combo):
+        others = (q for r in rows for q in r.of(t.kind) if q.value.mid) if t.figure not in row.quantities else ()
+        yield from ((*combo[:i], replace(t, value=q.value), *combo[i + 1 :]) for q in others)
 
 
 def _side(label: str) -> str:
