@@ -73,7 +73,20 @@ _COUNTED = {
         r"ranks\b))\b|\bn[Gg]pus (\d+)|\b(?:TP|tp)[- ]?(2|4|8|16|32|64)\b(?![.%])"  # TP99 is a percentile
     ),
 }
-# Cheap tests, since most lines state no size.
+# Cheap tests, since most lines state no size. One of these stands in every text that states one of the name.
+_HINTS = {
+    "hidden": "hidden d_model embed model",
+    "ffn": "ffn intermediate d_ff",
+    "topk": "top",
+    "kv_heads": "kv key k/v",
+    "prompts": "num",
+    "accum": "accum",
+    "layers": "layer",
+    "elements": "elem float numel",
+    "concurrency": "concurren user client stream running parallel simultaneous",
+    "size": "size dim shape matrix matmul gemm mm",
+}
+_HINTED = {name: tuple(words.split()) for name, words in _HINTS.items()}
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
@@ -187,10 +200,12 @@ def facts(text: str) -> Facts:
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):
                 stated.setdefault(name, []).append(_int(m["v"]))
-        worded = bool(_WORDED.search(text))
+        worded, lower = bool(_WORDED.search(text)), text.lower()
         lengths = re.search(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new", text)
         for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
             for name, pattern in forms.items() if may_be else ():
+                if name in _HINTED and not any(word in lower for word in _HINTED[name]):
+                    continue
                 if name in ("in_len", "out_len") and not lengths:
                     continue
                 values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))

@@ -59,6 +59,7 @@ _STAMP = re.compile(r"^\W*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]? +(?
 _UNITS = {"us", "µs", "ms", "ns", "s", "sec", "seconds", "pct", "percent", "%", "gb", "gib", "mib", "mb", "kib", "kb"}
 
 
+@lru_cache(maxsize=1 << 14)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name without its unit: "max_allocated (GiB)" -> ("max", "allocated")."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", _LABELS.sub(" ", name))

@@ -213,7 +213,7 @@ def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
 def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     """What rows may be multiplied or divided by: sizes by their names, whole numbers without a unit, two of them."""
     found: Counts = {}
-    for name in ("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own)):
+    for name in dict.fromkeys(("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own))):
         sizes = {r: n.value for r in targets if (n := grid.rows[r].size(name)) and n.near}
         if len(sizes) == len(targets) and all(sizes.values()):
             found[name] = sizes

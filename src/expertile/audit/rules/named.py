@@ -54,6 +54,7 @@ _UNIT_END = re.compile(
 _MINUTES = re.compile(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
 
 
+@lru_cache(maxsize=1 << 14)
 def key_of(text: str) -> str:
     """The lower-case words of a key, without marks, brackets with a unit and the unit behind."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", text)

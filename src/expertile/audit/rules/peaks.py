@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -91,13 +92,14 @@ class _Limit:
 def _part(text: str) -> str:
     """The one part that a text names."""
     found = _parts(text)
-    found -= {"memory"} if len(found) == 2 else set()
-    found -= {"PCIe"} if found == {"PCIe", "disk"} else set()  # by which the drive is plugged in
-    return found.pop() if len(found) == 1 else ""
+    found = found - {"memory"} if len(found) == 2 else found
+    found = found - {"PCIe"} if found == {"PCIe", "disk"} else found  # by which the drive is plugged in
+    return min(found) if len(found) == 1 else ""
 
 
-def _parts(text: str) -> set[str]:
-    return {list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text)}
+@lru_cache(maxsize=1 << 12)
+def _parts(text: str) -> frozenset[str]:
+    return frozenset(list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text))
 
 
 def _ways(text: str) -> int:
@@ -122,7 +124,7 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     block = row.report.blocks[row.block]
     if row.kind == "line" and block.kind == "code" and block.lines:  # above the lines of one
         over += f" {block.lines[0].text}"
-    whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else set()
+    whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else frozenset()
     copied = "PCIe" if "PCIe" in whole and "NVLink" not in whole else _part(row.report.text) if whole else ""
     carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
     linked = _part(row.text) if carried else ""

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, NUMBERS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -46,6 +47,7 @@ _GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?d
 _NAME = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
 _LEFT_OUT = re.compile(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
+_SLIPS = (1e3, 1e-3)
 _ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
 _OVER = re.compile(
     r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|un-?weighted|the \w+ \w+s above)\b"
@@ -161,9 +163,11 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "338 ms" of a row that has 338.0 µs."""
     for q in (q for q in row.of(*TYPED) if q.exact and q.plain.width < 0.02 and not _CALLS.search(row.text)):
         cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c) and c.column in g.columns(q.kind)]
+        if not any((c.plain * k).meets(q.plain) for g in grids for r in g.rows for c in r.of(q.kind) for k in _SLIPS):
+            continue
         held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
         held = cells if len(cells) < 9 and not held else held
-        slips = [c for c in held for k in (1e3, 1e-3) if (c.plain * k).meets(q.plain) and c.plain.width < 0.02]
+        slips = [c for c in held for k in _SLIPS if (c.plain * k).meets(q.plain) and c.plain.width < 0.02]
         for slip in slips[:1] if not any(c.value.meets(q.value, 0.015) for c in cells) else ():
             message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
             yield finding(QUESTION, "unit", message, q, slip)
@@ -258,17 +262,26 @@ def _of_tables(
         yield finding(QUESTION, rule, message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
 
 
-def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
-    """The rows that a sentence names by a cell of theirs, or else by a figure."""
-    clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
-    clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
-    text, found, both = f" {' '.join(words_of(clause))} ", [], []
+@lru_cache(maxsize=64)
+def _names(grid: Grid) -> list[list[str]]:
+    """By what each row may be named: its words, and its first cells."""
+    found = []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
         head = "" if grid.drawn else r.text[: r.quantities[0].start].lower()
         cells = cells if grid.drawn else (head, head.split()[0] if head.split() else "")
         names = [" ".join(words_of(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
-        own = [n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text]
+        found.append([n for n in names if re.search(r"..|[a-z]", n)])
+    return found
+
+
+def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
+    """The rows that a sentence names by a cell of theirs, or else by a figure."""
+    clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
+    clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
+    text, found, both = f" {' '.join(words_of(clause))} ", [], []
+    for r, names in zip(grid.rows, _names(grid), strict=True):
+        own = [n for n in names if f" {n} " in text]
         found.append(max(own, key=len, default=""))
         both += [r] if len({*own}) > 1 else []
     # "ours" within "ours fp8" names no row.
@@ -282,7 +295,9 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
         for name in {*grid.rows[0].own, *grid.rows[0].bare}:
             some = [r for r in grid.rows if (r.own | r.bare).get(name) in ends]
             rows = some if len(some) == 2 else rows
-    rows = rows or [r for r in grid.rows if any(c.value.meets(q.value) for q in told for c in r.of(q.kind))]
+    rows = rows or [
+        r for r in grid.rows if any(q.kind == c.kind and c.value.meets(q.value) for c in r.quantities for q in told)
+    ]
     # "With 6 sequences TP2 gives …" is not of the row that has 47.
     counts = [(m[2].lower(), float(m[1])) for m in re.finditer(r"(?<![\d.,])(\d+) ([a-z]{4,}s)\b", clause)]
     other = {id(r) for r in rows for noun, n in counts for name, v in r.bare.items() if name.endswith(noun) and v != n}
