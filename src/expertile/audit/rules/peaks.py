@@ -66,11 +66,11 @@ _LSPCI = re.compile(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width 
 _SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}  # GT/s of each generation
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _NIC = re.compile(
-    r"(?i)(?:connectx|bluefield|\bnics?\b|\bhcas?\b|\badapters?\b)[\w-]*[ ,(]*"
-    r"(?:(?:(?:single|dual|one|two|\d)[ -])?ports? |[nhex]dr\d*,? |(?:each|at|of|with|an?) )*$"
+    r"(?i)(?:connectx|bluefield|\bnics?\b|\bhcas?\b|\badapters?\b|\binfiniband\b)[\w-]*[ ,(]*"
+    r"(?:(?:(?:single|dual|one|two|\d)[ -])?ports? |[nhex]dr\d*,? |(?:each|at|of|with|an?|one|single) )*\(?$"
 )
 _ALONE = re.compile(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
-_ONE_NIC = re.compile(r"\b(?:single|one) (?:adapter|nic|port|hca|cable)\b")
+_ONE_NIC = re.compile(r"\b(?:single|one) (?:[\w-]+ )?(?:adapter|nic|port|hca|cable)\b")
 _PORTS = re.compile(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
 _SENT = re.compile(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
 _ONE_PORT = re.compile(r"(?i)\b(?:one|single|1) port\b")
