@@ -756,6 +756,14 @@ def test_a_question_shows_the_arithmetic_that_comes_nearest(text, of):
         "than the old one, and forward plus backward went from 1,540 to 1,331 us.",
         "With one failure every 9 hours and 1 minute lost for each we lose little; the lost work (15 minutes on "
         "average with one every half hour) is more.",
+        # Two others of the sentence make the rate; two parts make the saving; both directions, and no limit.
+        "Reads are limited by the disk: 95k ops/s at 168 us (76k reads/s go to the SSD, 4 KiB each, 311 MB/s).",
+        "Weights of one layer: 128 MiB dense; compressed 64 MiB of values plus 8 MiB of indices, 43.75 % less.",
+        "One 100GbE port each. So 191.9 Gbit/s through one port, counting both directions, 100 each way.",
+        "Two machines joined by a 25 Gbit/s link.\n\nThe link isn't the limit: the server sends 3.63 Gbit/s of HTTP.",
+        "20 executors x 8 cores, 64 GiB each, and the input of one day (1.84 billion events, 736 GB of JSON).",
+        # Buffers are in no format.
+        "The cache in fp8 takes half of what it takes in bf16. The buffers shrink from 1.9 GiB to 0.6 GiB, 68 % less.",
         # Weights that do not fit.
         "The 66B model in FP16 does not fit on one A100 80GB.",
         # The column beside is a part of the whole.

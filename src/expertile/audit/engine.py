@@ -53,7 +53,7 @@ RULES = (
         amounts.cached,
         amounts.spent,
     ),
-    *(solve.of_one, told.ratios, retold.retold, headlines.titles, retold.twins, totals.totals, totals.orders),
+    *(solve.of_one, told.ratios, retold.retold, headlines.titles, told.twins, totals.totals, totals.orders),
     *(
         statistics.related,
         lists.lists,
@@ -84,7 +84,7 @@ RULES = (
         claims.failed_checks,
         claims.fits,
     ),
-    *(claims.used, claims.attention_share, totals.shared),
+    *(capacity.used, claims.attention_share, totals.shared),
 )
 _HEDGED = re.compile(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"

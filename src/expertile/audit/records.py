@@ -12,7 +12,7 @@ from itertools import groupby
 
 from expertile.audit.blocks import Block, Line, Table
 from expertile.audit.interval import printed
-from expertile.audit.quantity import clean
+from expertile.audit.quantity import Quantity, clean
 from expertile.audit.report import Report
 from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, unit_of_name
 
@@ -339,7 +339,7 @@ def sheets(report: Report) -> list[Sheet]:
     return found
 
 
-def digits(f: Named) -> float:
+def digits(f: Named | Quantity) -> float:
     """The number as it is printed."""
     m = re.search(NUMBER, f.text)
     return printed(m[0].lstrip("+-−")).mid if m else 0.0

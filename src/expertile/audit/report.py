@@ -23,7 +23,7 @@ _COUNTED = re.compile(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|cols|columns|hidden|heads|count)[^\w,]{1,9}"
     r"(\d+)(?![\d.]|,\d)"
 )
-_SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
+_SPARSE, _DENSE = re.compile(r"spars|2:4"), re.compile(r"\b(?:no|without) (?:any |structured |2:4 )*(?:spars\w*|2:4)")
 _LONG = re.compile(r"^(?=.{91})(?:.*)[\w%)]{2}\. [A-Z][a-z]+ ")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
@@ -251,7 +251,7 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        self.sparse = bool(_SPARSE.search(self.text))
+        self.sparse = bool(_SPARSE.search(_DENSE.sub("", self.text)))
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", _LATER.sub("", text))))  # of the whole report
         self.facts = [block_facts(block) for block in self.blocks]
 

@@ -49,8 +49,10 @@ def counted(report: Report) -> Iterator[Finding]:
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
-        stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
+        stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
+            if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
+                continue
             steps = q.kind == "items" and q.noun == "step"  # which are counted themselves
             if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"

@@ -49,6 +49,7 @@ _ONCE = re.compile(r"single run|greedy")
 _OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
 _SIZES = {"humaneval": 164.0, "humaneval+": 164.0, "mbpp": 500.0, "mbpp+": 378.0, "math-500": 500.0}
 _SIZES |= {"gpqadiamond": 198.0}
+_USED = re.compile(r"\| *(\d+)(?: ?Mi?B)? / *(\d+) ?Mi?B *\|")
 _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 
@@ -78,6 +79,15 @@ def held(report: Report) -> Iterator[Finding]:
                     yield finding(IMPOSSIBLE, "memory", message, q)
                 elif one and not several:
                     yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
+
+
+def used(report: Report) -> Iterator[Finding]:
+    """ "31276MiB / 24564MiB |", as nvidia-smi prints it: more memory in use than there is."""
+    for number, line in enumerate(report.lines, 1):
+        for m in _USED.finditer(line):
+            if int(m[1]) > int(m[2]):
+                text = m[0].strip(" |")
+                yield Finding(IMPOSSIBLE, "memory", number, text, f"{m[1]} MiB are in use of {m[2]} MiB", (number,))
 
 
 def weights(report: Report) -> Iterator[Finding]:

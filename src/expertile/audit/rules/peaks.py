@@ -223,7 +223,7 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
     most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
-    if limit.q and q.value.meets(2 * most, 0.01) and re.search(r"(?i)duplex|direction|one.way|each way", row.text):
+    if limit.q and not limit.ways and q.value.lo < 2.02 * most and BOTH_WAYS.search(row.text):
         return  # both ways, and one
     one = (
         _ALONE.search(f"{row.lead} {row.headings}")

@@ -6,17 +6,19 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from statistics import median_high
 
 from expertile.audit.facts import DIGITS, NUMBERS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
+from expertile.audit.records import digits
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules import headlines
 from expertile.audit.rules.hardware import EQUATION, SHARE, end_before, gpu_counts, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
-from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near, words_of
+from expertile.audit.rules.told import APART, OUTCOME, change_of, direction, may_be, mid, words_near, words_of
 from expertile.audit.rules.totals import MEAN, ON_AVERAGE, may_come_to, weighted
 from expertile.audit.units import RATES, TIMES, TYPED
 
@@ -29,6 +31,7 @@ _UP_TO = re.compile(
 )
 _GAINED = re.compile(r"(?i)gain|improve|speed-?up|faster|sav|reduc")
 _SUPERLATIVE = re.compile(r"peak|max(?:imum|imal)?(?= (?:speed-?up|gain|improvement))")
+_TIMES_THE = re.compile(r"\W*times (?:the|as) ")
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(
     r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
@@ -43,8 +46,6 @@ _KEPT = re.compile(
     rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
     r"(?:keeps?|retains?|leaves)\W+$"
 )
-_GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
-_NAME = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
 _LEFT_OUT = re.compile(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 _SLIPS = (1e3, 1e-3)
@@ -59,7 +60,7 @@ def retold(report: Report) -> Iterator[Finding]:
     tables = [g for g in report.tables if 1 < len(g.rows) < 60]
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
-        yield from _direction(row)
+        yield from direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
         if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
             continue
@@ -72,6 +73,8 @@ def retold(report: Report) -> Iterator[Finding]:
         if earlier:
             continue
         yield from _called(row, above)
+        yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
+        yield from _grown(row, above)
         yield from headlines.said(row, long)
         yield from _of_peak(row, above)
         for q in (q for q in row.quantities if q.value.mid):
@@ -89,29 +92,39 @@ def retold(report: Report) -> Iterator[Finding]:
                     yield from _other_figure(row, q, cells, rows, bool(below))
 
 
-def twins(report: Report) -> Iterator[Finding]:
-    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
-    records: dict[tuple[str, ...], list[Row]] = {}
-    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
-        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
-    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
-    blocks = {r.block for of in records.values() for r in of}
-    for row in report.lines_of_text if pairs else ():
-        for x, y in itertools.pairwise(row.quantities):
-            back = x.kind == y.kind and re.search(r"\bfrom ", row.text[: x.start][-8:]) and x.text != y.text
-            for a, b in (ab for ab in pairs if back and ab[0].kind == x.kind and ab[0].exact and ab[1].exact):
-                if a.value.meets(y.value, 0.005) and b.value.meets(x.value, 0.005) and not a.value.meets(x.value, 0.02):
-                    message = f"the first record has {a.text}, the second {b.text}: is it from {x.text} to {y.text}?"
-                    yield finding(QUESTION, "retold", message, y, x, lines=(a.line, b.line))
-        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
-            past = end_before(row, q)
-            said = f" {' '.join(words_of(row.text[past : q.start]))} "
-            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
-                name = " ".join(words_of(re.sub(r"\(.*?\)", "", a.label)))
-                same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
-                base = re.search(rf"\b(?:against|over|than|vs|to) (?:the )?{re.escape(name)} ", said)
-                if len(name) > 3 and f" {name} " in said and not (same or base):
-                    yield not_made(q, [a, b], False)
+def _from_to(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "From 1,482 s to 1,041 s" beside the one row that has 1482, and 961 in another column."""
+    for x, y in itertools.pairwise(row.quantities):
+        if (
+            x.kind != y.kind
+            or not re.search(r"\bfrom \W*$", row.text[: x.start])
+            or not (x.exact and y.exact and mid(x))
+        ):
+            continue
+        bare = mid(x) / digits(x)  # of cells without a unit
+        cells = [(r, c) for g in grids for r in g.rows for c in r.of(x.kind, "number")]
+        held = [(r, c, c.plain * (1.0 if c.kind == x.kind else bare)) for r, c in cells]
+        own = {r for r, _, v in held if v.meets(x.plain) and v.width < 0.01}
+        rest = [c for r, c, v in held if r in own and not v.meets(x.plain) and 0.5 < v.mid / mid(y) < 2]
+        if len(own) == len(rest) == 1 and not any(v.meets(y.value, 0.01) for *_, v in held):
+            message = f"line {rest[0].line} has {rest[0].text} beside {x.text}, not {y.text}: is it of the same row?"
+            yield finding(QUESTION, "retold", message, y, rest[0])
+
+
+def _grown(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "At 131,072 tokens A needs 16 GiB, B 40 GiB and C 7 GiB": so many times what their rows have, but for one."""
+    for g, kind in itertools.product(grids, ("time", "bytes", "money")):
+        figures = [q for q in row.of(kind) if q.exact and mid(q)]
+        starts = [0, *(q.end for q in figures)]
+        told = [(q, _named(g, row, row.text[at : q.start])) for at, q in zip(starts, figures[:9], strict=False)]
+        for c in g.columns(kind) if len(told) > 2 and all(len(rows) == 1 for _, rows in told) else ():
+            made = [(q, x, q.plain / x.plain) for q, rows in told if (x := rows[0].figure(c))]
+            middle = median_high(m.mid for *_, m in made) if len({x.line for _, x, _ in made}) > 2 else 0.0
+            odd = [(q, x) for q, x, m in made if middle and not m.meets(middle, 0.01)]
+            for q, x in odd if len(odd) == 1 else ():
+                message = f"line {x.line} has {x.text}, all others are {middle:.3g} times theirs, not {q.text}"
+                yield finding(QUESTION, "retold", f"{message}: is it of the same row?", q, x)
+                return
 
 
 def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
@@ -209,9 +222,13 @@ def _of_tables(
     share = q.kind == "percent" and (share or any(r and _SHARE.search(r.text) for r in (row, row.before)))
     if mean or share or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
         return
+    told = [x for x in row.of(*TYPED) if x.exact and x.value.width < 0.02]
+    same = [of for of in held if any(mid(c) == mid(x) for r in of[1] for x in told for c in r.of(x.kind))]
+    held = same if len(same) == 1 else held  # the one table of which the sentence tells a figure
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     beside = words_near(row, q, 400 if _UP_TO.search(row.text[: q.start]) else 48, 24)
-    if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(beside)):
+    gain = OUTCOME.search(beside) or _TIMES_THE.match(row.text[q.end - 6 :])
+    if len(row.of("ratio", "percent")) > 3 or not (two or gain):
         return
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
@@ -320,21 +337,6 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: b
         beside = ((a, b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b)
         found += [mid(a) / mid(b) for a, b in beside]
     return found
-
-
-def _direction(row: Row) -> Iterator[Finding]:
-    """ "CUDA 3.21 ms, Triton 4.21 ms: Triton is 1.31x faster": the name before the ratio stands at one figure alone."""
-    for q, m in ((q, m) for q in row.of("ratio") if q.exact and (m := _GAIN.match(row.text, q.end))):
-        pair = next((held for r in (row, row.before) if r for k in TIMES if len(held := r.of(k)) == 2), None)
-        names = {n.lower() for n in _NAME.findall(re.split(r"[,;:.] ", row.text[: q.start])[-1])}
-        of = [{n for n in names if n in x.label[-24:].lower()} for x in pair or ()]
-        if pair and all(x.exact and x.value.mid for x in pair) and bool(of[0]) != bool(of[1]):
-            own, other = pair if of[0] else pair[::-1]
-            gain = other.value.mid / own.value.mid
-            if (gain > 1) != bool(m[1]) and 0.9 < max(gain, 1 / gain) / q.value.mid < 1.1:
-                name = min(of[0] or of[1])
-                message = f"{name} has {own.text}, the other {other.text}: is it {q.text} {m[0].strip()}?"
-                yield finding(QUESTION, "ratio", message, q, own, other)
 
 
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:

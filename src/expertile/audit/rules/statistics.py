@@ -25,7 +25,7 @@ from expertile.audit.records import (
 from expertile.audit.report import Report
 from expertile.audit.units import RATES
 
-_RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "max": 100.0, "maximum": 100.0}
+_RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "med": 50.0, "max": 100.0, "maximum": 100.0}
 _MEANS, _STDS = ("mean", "avg", "average"), ("std", "stdev", "stddev", "sd", "sigma")
 _RATE_WORDS = {"throughput", "bandwidth", "tps", "qps", "rps", "speed"}
 _RATE_WORDS |= {"tflops", "gflops", "flops", "rate", "util", "fps"}
