@@ -43,16 +43,7 @@ RULES = (
         tables.proportions,
         laws.laws,
     ),
-    *(
-        tables.slips,
-        solve.rows,
-        known.sharded,
-        known.trimmed,
-        known.periods,
-        amounts.counted,
-        amounts.cached,
-        amounts.spent,
-    ),
+    *(tables.slips, solve.rows, amounts.counted, amounts.cached, amounts.spent),
     *(solve.of_one, told.ratios, retold.retold, headlines.titles, told.twins, totals.totals, totals.orders),
     *(
         statistics.related,
@@ -73,7 +64,7 @@ RULES = (
         capacity.held,
         capacity.weights,
     ),
-    *(capacity.ports, capacity.shared, capacity.sped_up, known.convolved, known.tensors, capacity.counted),
+    *(capacity.ports, capacity.sped_up, known.convolved, known.tensors, capacity.counted),
     *(
         claims.compression,
         claims.equal_work,
