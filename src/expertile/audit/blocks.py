@@ -22,6 +22,8 @@ _COUNTER = re.compile(
 )
 # Of LaTeX's tables: the end of a row, and lines that are none.
 _END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
+_EACH = {"sec/op": "s", "B/s": "B/s", "B/op": "bytes", "allocs/op": "allocs"}  # of benchstat
+_PREFIX = re.compile(r"(?<=\d)([nµm]|[KMGT]i?)$")
 # "[ 40,  42)" is one cell.
 _INTERVAL = re.compile(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
 _TOTAL = re.compile(r"(?i)\W*(?:total|sum|mean|average|overall|geomean)\b(?=.*\d)")
@@ -90,7 +92,7 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        readers = (_directive, _asciidoc, _counters, _dashed, _separated, _matrix, _aligned)
+        readers = (_directive, _asciidoc, _counters, _benchstat, _dashed, _separated, _matrix, _aligned)
         table, used = next(filter(None, (read(lines, i) for read in readers)), (None, 1))
         if table or not blocks or blocks[-1].table:
             blocks.append(Block("code", table=table))
@@ -143,6 +145,26 @@ def _counters(lines: list[Line], i: int) -> tuple[Table, int] | None:
     named = [(n, f"{m[3]} ({m[2]})" if m[2] else m[3], m[1]) for n, m in found]
     named += [(n, m[5], m[4]) for n, m in found if m[4]]
     return _of_cells([[(n, name) for n, name, _ in named], [(n, value) for n, _, value in named]]), len(below)
+
+
+def _benchstat(lines: list[Line], i: int) -> tuple[Table, int] | None:
+    """Columns of one unit, with prefixes and without their unit, and what each is against the first."""
+    if len(lines) < i + 3:
+        return None
+    above, units = (re.sub(r"[│\s]+", " ", line.text).replace("vs base", "change").split() for line in lines[i : i + 2])
+    unit = _EACH.get(units[0]) if units else None
+    if unit is None or {*units} > {units[0], "change"}:
+        return None
+    names = iter(above[-units.count(units[0]) :])
+    header = ["name", *("vs base" if u == "change" else f"{next(names, '')} ({unit})" for u in units)]
+    each = "B" if unit == "bytes" else unit
+    rows: list[tuple[int, list[str]]] = []
+    for line in lines[i + 2 :]:
+        cells = re.sub(r"\([^()]*\)|± *\S+|[¹²³⁴-⁹]", " ", line.text).split()
+        if len(cells) != len(header) or not is_numeric(cells[1].rstrip("i")):
+            break
+        rows.append((line.number, [re.sub(r"^~$", "", _PREFIX.sub(rf" \1{each}", cell)) for cell in cells]))
+    return (table_of(header, rows, lines[i].number), len(rows) + 2) if rows else None
 
 
 def _of_cells(rows: list[list[tuple[int, str]]]) -> Table:

@@ -43,17 +43,8 @@ RULES = (
         tables.proportions,
         laws.laws,
     ),
-    *(
-        tables.slips,
-        solve.rows,
-        known.sharded,
-        known.trimmed,
-        known.periods,
-        amounts.counted,
-        amounts.cached,
-        amounts.spent,
-    ),
-    *(solve.of_one, told.ratios, retold.retold, headlines.titles, retold.twins, totals.totals, totals.orders),
+    *(tables.slips, solve.rows, amounts.counted, amounts.cached, amounts.spent),
+    *(solve.of_one, told.ratios, retold.retold, headlines.titles, told.twins, totals.totals, totals.orders),
     *(
         statistics.related,
         lists.lists,
@@ -73,7 +64,7 @@ RULES = (
         capacity.held,
         capacity.weights,
     ),
-    *(capacity.ports, capacity.shared, capacity.sped_up, known.convolved, known.tensors, capacity.counted),
+    *(capacity.ports, capacity.sped_up, known.convolved, known.tensors, capacity.counted),
     *(
         claims.compression,
         claims.equal_work,
@@ -84,7 +75,7 @@ RULES = (
         claims.failed_checks,
         claims.fits,
     ),
-    *(claims.used, claims.attention_share, totals.shared),
+    *(capacity.used, claims.attention_share, totals.shared),
 )
 _HEDGED = re.compile(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
@@ -181,6 +172,9 @@ def _causes(found: list[Finding]) -> list[Finding]:
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
         same |= any({*k.quote.split(", ")} == {*f.quote.split(", ")} and k.all_lines == f.all_lines for k in kept)
         same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept)
+        # What a row's accused figure makes follows from it.
+        made = f.message.partition(" is ")[0].split()
+        same |= any(k.line == f.line and k.verdict == f.verdict and k.quote in made for k in kept)
         if not (figures & seen or same):
             seen |= figures
             kept.append(f)

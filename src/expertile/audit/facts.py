@@ -73,7 +73,20 @@ _COUNTED = {
         r"ranks\b))\b|\bn[Gg]pus (\d+)|\b(?:TP|tp)[- ]?(2|4|8|16|32|64)\b(?![.%])"  # TP99 is a percentile
     ),
 }
-# Cheap tests, since most lines state no size.
+# Cheap tests, since most lines state no size. One of these stands in every text that states one of the name.
+_HINTS = {
+    "hidden": "hidden d_model embed model",
+    "ffn": "ffn intermediate d_ff",
+    "topk": "top",
+    "kv_heads": "kv key k/v",
+    "prompts": "num",
+    "accum": "accum",
+    "layers": "layer",
+    "elements": "elem float numel",
+    "concurrency": "concurren user client stream running parallel simultaneous",
+    "size": "size dim shape matrix matmul gemm mm",
+}
+_HINTED = {name: tuple(words.split()) for name, words in _HINTS.items()}
 _ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
 _WORDED = re.compile(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
@@ -99,7 +112,7 @@ FORMATS = (
     ("fp6", r"(?:mx)?fp6|e[23]m[23]\w*"),
     ("fp8", r"(?:mx)?fp8|float8|[uf]?e4m3\w*|f?e5m2\w*|w8a8"),
     ("int8", r"u?int8|[isu]8|q8"),
-    ("int4", r"u?int4|w4a16|w4a8|q4|awq|gptq|nf4|[iu]4|4bit"),
+    ("int4", r"u?int4|w4(?:a16|a8)?|q4|awq|gptq|nf4|[iu]4|4bit"),
     ("bf16", r"bf16|bfloat16|bfloat|bhalf"),
     ("fp16", r"fp16|float16|f16|hgemm|amp|16bit"),
     ("tf32", r"tf32|tensorfloat32"),
@@ -136,9 +149,14 @@ _BARE = re.compile(
 _PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
+_NOT_FOUR = re.compile(r"(?i)\b(?:(?:w|int|q)[235678]|[235678][ -]?bits?)\b")  # "gptq-w3"
+
+
 def _formats(text: str) -> list[str]:
     text = _NOT_IN.sub("", text)
     words = dict.fromkeys(_SPLIT.split(text.lower()))
+    if _NOT_FOUR.search(text):
+        words = {w: None for w in words if w not in ("awq", "gptq")}
     found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
     if "precision" in words or "bit" in words:
         plain = " ".join(_SPLIT.split(text.lower()))
@@ -182,10 +200,12 @@ def facts(text: str) -> Facts:
         for m in _CHAIN.finditer(text):
             for name in re.findall(r"[mnk]", m["names"].lower()):
                 stated.setdefault(name, []).append(_int(m["v"]))
-        worded = bool(_WORDED.search(text))
+        worded, lower = bool(_WORDED.search(text)), text.lower()
         lengths = re.search(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new", text)
         for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
             for name, pattern in forms.items() if may_be else ():
+                if name in _HINTED and not any(word in lower for word in _HINTED[name]):
+                    continue
                 if name in ("in_len", "out_len") and not lengths:
                     continue
                 values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))

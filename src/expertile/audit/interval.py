@@ -32,13 +32,15 @@ class Interval:
 
     def __truediv__(self, other: "Interval | float") -> "Interval":
         by = exact(other)
+        if by.lo > 0:
+            return Interval(self.lo / by.hi, self.mid / by.mid, self.hi / by.lo)
         parts = ((self.lo, by.hi), (self.mid, by.mid), (self.hi, by.lo))
         return Interval(*(a / b if b > 0 else float("inf") for a, b in parts))
 
     def meets(self, other: "Interval | float", slack: float = 0.0) -> bool:
         """Whether both may be the same number when each may be off by the share `slack`."""
-        to = exact(other)
-        return self.lo <= to.hi * (1 + slack) and to.lo <= self.hi * (1 + slack)
+        lo, hi = (other.lo, other.hi) if isinstance(other, Interval) else (other, other)
+        return self.lo <= hi * (1 + slack) and lo <= self.hi * (1 + slack)
 
     def beyond(self, factor: float) -> bool:
         """Whether every number of it is off 1 by more than `factor`."""

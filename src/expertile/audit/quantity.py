@@ -47,10 +47,8 @@ _TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){
 _ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
 # "train_runtime = 1:25:12.40"
 _CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
-# benchstat's "118.40n ± 1%"
-_SECONDS_EACH = re.compile(r"(?<=\d)([nµm]?) ± (?:\d+%|∞)")
-_PERCENTILE = re.compile(  # "percentile (99)", MLPerf's "99.00 percentile latency (ns)"
-    r"\b[Pp]ercentile ?\((?P<a>\d\d(?:\.\d+)?) ?%?\)|^ *(?P<b>\d\d\.\d)\d* percentile(?= [a-z])"
+_PERCENTILE = re.compile(  # "percentile (99)", "p(90)=71ms", MLPerf's "99.00 percentile latency (ns)"
+    r"\b(?:[Pp]ercentile ?|p(?=\(\d+\)=))\((?P<a>\d\d(?:\.\d+)?) ?%?\)|^ *(?P<b>\d\d\.\d)\d* percentile(?= [a-z])"
 )
 _HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
 _CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
@@ -157,8 +155,8 @@ def clean(text: str) -> str:
     text = _ONE_OF.sub("1.00 ", text)
     text = _THOUSAND.sub("k ", text) if " thousand " in text else text
     text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
-    text = _PERCENTILE.sub(lambda m: f"p{m['a'] or format(float(m['b']), 'g')}", text) if "ercentile" in text else text
-    text = _SECONDS_EACH.sub(r" \1s", text) if "±" in text else text
+    if "ercentile" in text or "p(" in text:
+        text = _PERCENTILE.sub(lambda m: f"p{m['a'] or format(float(m['b']), 'g')}", text)
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text
     if not any(mark in text for mark in "*_`$<[\\&~\u00a0\u202f"):
         return text

@@ -37,7 +37,10 @@ _MARKDOWN = re.compile(
 # A line of a wrapped paragraph.
 _WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
 _MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
-SPOKEN = re.compile(r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|$)")
+SPOKEN = re.compile(
+    r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|"
+    r"(?<=\d\d)\.(?=\s+\d+ [a-z]{3})|$)"
+)
 _ITEM = re.compile(r"\s*[*+•-] ")
 _PER_MILLION = re.compile(r"(?i)(?:per|/) ?(?:(?:1 )?million|1?M) (?:output |input |generated )?tokens?\b")
 _COMMAND = re.compile(r"\s*\\[a-z]+(?:\{|\[|$)")  # of LaTeX

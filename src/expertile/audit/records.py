@@ -12,7 +12,7 @@ from itertools import groupby
 
 from expertile.audit.blocks import Block, Line, Table
 from expertile.audit.interval import printed
-from expertile.audit.quantity import clean
+from expertile.audit.quantity import Quantity, clean
 from expertile.audit.report import Report
 from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, unit_of_name
 
@@ -59,6 +59,7 @@ _STAMP = re.compile(r"^\W*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]? +(?
 _UNITS = {"us", "µs", "ms", "ns", "s", "sec", "seconds", "pct", "percent", "%", "gb", "gib", "mib", "mb", "kib", "kb"}
 
 
+@lru_cache(maxsize=1 << 14)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name without its unit: "max_allocated (GiB)" -> ("max", "allocated")."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", _LABELS.sub(" ", name))
@@ -338,7 +339,7 @@ def sheets(report: Report) -> list[Sheet]:
     return found
 
 
-def digits(f: Named) -> float:
+def digits(f: Named | Quantity) -> float:
     """The number as it is printed."""
     m = re.search(NUMBER, f.text)
     return printed(m[0].lstrip("+-−")).mid if m else 0.0

@@ -23,7 +23,7 @@ _COUNTED = re.compile(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|cols|columns|hidden|heads|count)[^\w,]{1,9}"
     r"(\d+)(?![\d.]|,\d)"
 )
-_SPARSE = re.compile(r"(?<!no )(?<!without )(?<!no structured )(?<!without structured )(?:spars|2:4)")
+_SPARSE, _DENSE = re.compile(r"spars|2:4"), re.compile(r"\b(?:no|without) (?:any |structured |2:4 )*(?:spars\w*|2:4)")
 _LONG = re.compile(r"^(?=.{91})(?:.*)[\w%)]{2}\. [A-Z][a-z]+ ")
 _CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = re.compile(
@@ -174,7 +174,7 @@ class Row:
         heads = () if self.facts.of("devices") else (report.facts[b].of("devices") for b in report.sections[self.block])
         return tuple(dict.fromkeys((*found, *itertools.chain(*heads))))
 
-    @lru_cache  # noqa: B019
+    @lru_cache(1 << 13)  # noqa: B019
     def stated(self, what: str) -> tuple[Any, ...]:
         """The "formats" or "tuples" (4096x4096) that are stated near the row."""
         found, _, near = self._stated(what)
@@ -214,7 +214,7 @@ class Grid:
     rows: list[Row]
     drawn: bool = True  # else lines alike
 
-    @lru_cache  # noqa: B019
+    @lru_cache(1 << 13)  # noqa: B019
     def column(self, index: int) -> list[Quantity | None]:
         return [next((q for q in row.quantities if q.column == index), None) for row in self.rows]
 
@@ -222,7 +222,7 @@ class Grid:
     def body(self) -> list[Row]:
         return [row for row in self.rows if not row.summary]
 
-    @lru_cache  # noqa: B019
+    @lru_cache(1 << 13)  # noqa: B019
     def columns(self, *kinds: str) -> list[int]:
         """The columns that hold one of `kinds` in at least half of their rows."""
         held = [[q.kind in kinds for q in self.column(c) if q is not None] for c in range(len(self.header))]
@@ -251,7 +251,7 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        self.sparse = bool(_SPARSE.search(self.text))
+        self.sparse = bool(_SPARSE.search(_DENSE.sub("", self.text)))
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", _LATER.sub("", text))))  # of the whole report
         self.facts = [block_facts(block) for block in self.blocks]
 
@@ -293,14 +293,14 @@ class Report:
             if key:
                 record[key[1].lower()] = row
 
-    @lru_cache  # noqa: B019  (a report lives for one audit)
+    @lru_cache(1 << 13)  # noqa: B019  (a report lives for one audit)
     def names_gpu(self, block: int) -> bool:
         """Whether preformatted text has a line "Device: …"."""
         of = self.blocks[block]
         text = of.text + "\n".join(": ".join(cells) for _, cells in (of.table.rows if of.table else ()))
         return of.kind == "code" and bool(re.search(r"(?i)\b(?:device|gpu|processor|graphics)[\w ]*[:|=] *[a-z]", text))
 
-    @lru_cache  # noqa: B019
+    @lru_cache(1 << 13)  # noqa: B019
     def _stated(self, block: int) -> dict[str, list[tuple[int, tuple[Any, ...]]]]:
         held: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
         for at in self.blocks[block].lines:

@@ -30,6 +30,7 @@ _NONE = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
 _SPENT = re.compile(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
+_AGAINST = re.compile(r"(?i)[ _](?:vs|over|than)[ _.]+\w+")  # "saving_vs_fp16_pct"
 _ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
@@ -48,8 +49,10 @@ def counted(report: Report) -> Iterator[Finding]:
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
-        stepped = row.kind != "table" and len(sizes) > 2 and of("batch") and _STEP.search(row.text)
+        stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
+            if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
+                continue
             steps = q.kind == "items" and q.noun == "step"  # which are counted themselves
             if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
@@ -78,6 +81,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if q.kind != "flop" and (cache := _cache(row, q)):
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
+    formats = facts(_AGAINST.sub("", row.text)).of("formats") if formats else ()
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
     table, gpus = row.kind == "table", row.facts.of("gpus")
     file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", words + row.label * table)

@@ -1,5 +1,5 @@
 """What a named part holds and carries: memory above its capacity, a prompt read faster than its peak allows, work above
-the roof that its intensity sets, ports' bits taken for bytes, shares of a peak, Amdahl's bound.
+the roof that its intensity sets, ports' bits taken for bytes, Amdahl's bound.
 """
 
 import re
@@ -10,7 +10,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding,
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
-from expertile.audit.rules.hardware import gpu_counts, on_sheet, own_words
+from expertile.audit.rules.hardware import gpu_counts, own_words
 
 _HELD = re.compile(
     r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
@@ -23,10 +23,6 @@ _NOT_HELD = re.compile(
 )
 # "nothing offloaded to the host, no unified memory"
 _DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?:\s\w+){0,2}?\s(?:offload\w*|managed|unified|uvm)")
-_OWN_PEAK = re.compile(r"(?i)\bof (?:the |its )?(?:\w+ )?peak\b")
-_LINE_RATE = re.compile(
-    r"(?i)\W*of (?:the |its |their |our )?(?:\w+ )?(?:line rate|wire speed|link rate|port speed|nominal rate)\b"
-)
 _PREFIX = {"M": 1e6, "G": 1e9, "T": 1e12}
 _BITS_AS_BYTES = re.compile(
     r"(?P<a>\d+(?:\.\d+)?) ?(?P<p>[MGT])(?:b/s|bps|bit/s|bE)\b(?: per \w+)?,? \(?"
@@ -49,6 +45,7 @@ _ONCE = re.compile(r"single run|greedy")
 _OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
 _SIZES = {"humaneval": 164.0, "humaneval+": 164.0, "mbpp": 500.0, "mbpp+": 378.0, "math-500": 500.0}
 _SIZES |= {"gpqadiamond": 198.0}
+_USED = re.compile(r"\| *(\d+)(?: ?Mi?B)? / *(\d+) ?Mi?B *\|")
 _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 
@@ -78,6 +75,15 @@ def held(report: Report) -> Iterator[Finding]:
                     yield finding(IMPOSSIBLE, "memory", message, q)
                 elif one and not several:
                     yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
+
+
+def used(report: Report) -> Iterator[Finding]:
+    """ "31276MiB / 24564MiB |", as nvidia-smi prints it: more memory in use than there is."""
+    for number, line in enumerate(report.lines, 1):
+        for m in _USED.finditer(line):
+            if int(m[1]) > int(m[2]):
+                text = m[0].strip(" |")
+                yield Finding(IMPOSSIBLE, "memory", number, text, f"{m[1]} MiB are in use of {m[2]} MiB", (number,))
 
 
 def weights(report: Report) -> Iterator[Finding]:
@@ -121,25 +127,6 @@ def ports(report: Report) -> Iterator[Finding]:
                     each = f"{f'{n:.0f} × ' * (n > 1)}{m['a']} {m['p']}b/s"
                     message = f"{each} is {si(bits * n, 'B/s')}, not {m['b']} {m['r']}B/s: a byte has 8 bits"
                     yield Finding(INCONSISTENT, "bandwidth", row.line, m["b"], message, (row.line,))
-
-
-def shared(report: Report) -> Iterator[Finding]:
-    """ "11.7 % of the line rate", "88 % of the peak, 86 % for the other" where no rates near by make such a share."""
-    lines = report.lines_of_text
-    sheet = {q.value.mid for r in lines for q in r.of("bandwidth") if on_sheet(r, q)}
-    sheet |= {d.memory_bps for d in report.everything.of("devices") if d.memory_bps}
-    for row in lines:
-        shares = [p for p in row.of("percent") if p.exact and p.value.mid]
-        line_rate = [p for p in shares if _LINE_RATE.match(row.text[p.end :])]
-        several = len(shares) > 1 and _OWN_PEAK.search(row.text) and not row.of("rate", "bandwidth")
-        near = [q for r in lines if 0 <= row.line - r.line < 8 for q in r.of("bandwidth") if q.value.mid]
-        rates = near if line_rate else [q for q in near if q.value.mid not in sheet]
-        peaks = sheet | ({q.value.mid for q in near} if line_rate else set())
-        made = [q.plain / peak for q in rates for peak in peaks if q.value.mid < 1.5 * peak]
-        odd = [p for p in line_rate or shares if not any(p.value.meets(m, 0.014) for m in made)]
-        if len(odd) == 1 and 1 < len(rates) < 10 and made and (line_rate or several):
-            message = f"the rates near by are {', '.join(f'{100 * m.mid:.3g} %' for m in made[:4])} of one another"
-            yield finding(QUESTION, "share", f"{message}, not {odd[0].text}: of what is it?", odd[0], rates[0])
 
 
 def sped_up(report: Report) -> Iterator[Finding]:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from math import prod
 
 from expertile.audit.facts import BITS, DIGITS, facts
-from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
+from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.records import records
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.terms import MODEL, parameters
+from expertile.audit.rules.told import may_be
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
 _AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
@@ -41,6 +42,7 @@ _FORMAT = re.compile(
     r"original|a?symmetric|reference|g\d+|group\d*|per|tensor|channel|scales?|zeros?|weights?|memory|model|size|"
     r"checkpoint|vram|to|with)\b"
 )
+_WIDTH = re.compile(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf|w)([1-68]))\b")
 _KV_TYPE = re.compile(
     r"(?i)kv[-_ ]?cache(?:[-_ ]d?type\W+| in | to )(?:fp8|int[48])|\b(?:fp8|int[48]|[48][- ]bit) kv[- ]cache"
 )
@@ -67,7 +69,6 @@ _TWO = re.compile(r"(\d+) ?(?:/|vs\.?|:) ?(\d+)")
 _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 _ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
 _CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
-_USED = re.compile(r"\| *(\d+)(?: ?Mi?B)? / *(\d+) ?Mi?B *\|")
 _HOLDS = re.compile(
     rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
     rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
@@ -78,8 +79,7 @@ _NO_FIT = re.compile(r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lor
 def _bits(text: str) -> list[int]:
     """The widths of the number formats that a text names, but for those of scales."""
     text = _SCALES.sub("", text)
-    of = re.findall(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf)([1-68]))\b", text)
-    counted = [int(a or b) for a, b in of]
+    counted = (int(a or b) for a, b in _WIDTH.findall(text))
     return list(dict.fromkeys((*(BITS[f] for f in facts(text).of("formats")), *counted)))
 
 
@@ -126,6 +126,9 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
     other = kv or re.search(r"(?i)\b[gm]qa\b", row.text)
     other = other or _NOT_BITS.search(before[-60:] + after) or re.search(r"\bto\W*$", before)  # "to 54 % of it" is left
     less = q.kind == "ratio" or re.search(r"(?i)sav|reduc|less|smaller|lower|few|cut|shr[iau]nk", before[-60:] + after)
+    sizes = itertools.combinations([b for b in row.of("bytes") if b.value.mid], 2)
+    if not _bits(row.text) and any(may_be(q, a.value / b.value) for a, b in sizes):
+        return  # its own make it
     if len(bits) != 2 or bits[0] > 8 or not (of_memory and less and q.value.mid) or other or _FASTER.search(after):
         return
     most, saved = bits[1] / bits[0], q.value.lo if q.exact else q.value.mid
@@ -141,8 +144,9 @@ def _shrunk(grid: Grid, wide: list[int]) -> Iterator[Finding]:
     saved = [c for c in grid.columns("percent") if re.search(r"(?i)shr[iau]nk|sav|less|smaller|reduc", grid.header[c])]
     for row in grid.body if len(said) == len(saved) == len(wide) == 1 else ():
         bits, q = row.figure(said[0]), row.figure(saved[0])
-        if bits and q and bits.value.mid and q.exact and q.value.lo > 1.03 - bits.value.mid / wide[0]:
-            message = f"{bits.text} of {wide[0]} bits save {100 * (1 - bits.value.mid / wide[0]):.3g} %, not {q.text}"
+        least = bits.value.mid * (8 if bits.kind == "B/param" else 1) / wide[0] if bits else 0.0
+        if bits and q and least and q.exact and q.value.lo > 1.03 - least:
+            message = f"{bits.text} of {wide[0]} bits save {100 * (1 - least):.3g} %, not {q.text}"
             yield finding(QUESTION, "compression", f"{message}: of what?", q, bits)
 
 
@@ -365,15 +369,6 @@ def fits(report: Report) -> Iterator[Finding]:
             message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
             message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"
             yield Finding(QUESTION, "memory", row.line, m[0], message, (row.line,))
-
-
-def used(report: Report) -> Iterator[Finding]:
-    """ "31276MiB / 24564MiB |", as nvidia-smi prints it: more memory in use than there is."""
-    for number, line in enumerate(report.lines, 1):
-        for m in _USED.finditer(line):
-            if int(m[1]) > int(m[2]):
-                text = m[0].strip(" |")
-                yield Finding(IMPOSSIBLE, "memory", number, text, f"{m[1]} MiB are in use of {m[2]} MiB", (number,))
 
 
 def failed_checks(report: Report) -> Iterator[Finding]:

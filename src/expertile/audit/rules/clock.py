@@ -1,6 +1,5 @@
-"""Times of day in a log, what its steps and itself are said to take; progress bars."""
+"""Times of day in a log and what it is said to take; its steps' times and rates."""
 
-import itertools
 import re
 from collections.abc import Iterator
 from statistics import median_high
@@ -15,21 +14,12 @@ _ELAPSED = re.compile(
     r"(?:(?: from (?:launch|start|first \w+) to \w+)?[:= ]*)(?:(?P<hours>\d+\.\d+) ?h(?:ours?|rs?)?\b\W*$|"
     r"(?:(?P<h>\d+) ?h\w* ?)?(?:(?P<m>\d+) ?m(?:in\w*)? ?)?(?P<s>\d+(?:\.\d+)?) ?s(?:ec\w*)?\b\W*$)"
 )
-_STEP = re.compile(r"(?i)\b(?:step|iter(?:ation)?)s?[ :=\[]+(?P<n>\d+)(?: ?/ ?(?P<of>\d+))?")
-_EACH = re.compile(
-    r"(?i)(?P<a>\d+(?:\.\d+)?) ?(?P<u>m?s) ?/ ?(?:step|it|iter)\b|\b(?:avg[_ ])?(?:step|"
-    r"iter)(?:_time)?_(?P<v>m?s)[ :=]+(?P<b>\d+(?:\.\d+)?)"
-)
-_WHAT = re.compile(r"(?i)\b(?:epoch|stage|phase|round|job|run|shard|file)[ _#]?\d+\b")
-_TOOK = re.compile(r"(?i)\b(?:done|finished|completed?|ended) in (\d+(?:\.\d+)?) ?s\b")
 _END = re.compile(r"(?i)^\W*(?:(start|begin|began)\w*|(?:end|finish|stop|complet)\w*)(?: ?time| at)?\W+(?=\d{4}-)")
 _WALL = re.compile(
     r"(?i)^\W*(?:wall(?: ?clock)?(?: ?time)?|elapsed(?: time)?|duration|run ?time|total time)\W+"
     r"(?:(\d+)(?:-|d| days?,?) ?)?(\d+)(?::| ?h\w* ?)(\d\d?)(?::| ?m\w* ?)(?:(\d\d?) ?s?)?\W*$"
 )
-_BAR = re.compile(r"(?P<n>\d+)/(?P=n) \[[\d:]+<00:00, +(?P<rate>\d+(?:\.\d+)?) ?it/s\]")
 _Stamped = tuple[int, float, str]  # a line's number, its time in seconds, the rest of it
-_FIRST_TIME = re.compile(r"^[^\d]*(?P<t>\d+(?:\.\d+)?) ?s\b")
 
 
 def steps(report: Report) -> Iterator[Finding]:
@@ -54,9 +44,6 @@ def clocks(report: Report) -> Iterator[Finding]:
     stamped = _stamped(report)
     yield from _elapsed(report, stamped)
     yield from _between(report)
-    yield from _steps(report, stamped)
-    yield from _spans(stamped)
-    yield from _bars(report)
 
 
 def _seconds(m: re.Match[str]) -> float:
@@ -106,57 +93,3 @@ def _between(report: Report) -> Iterator[Finding]:
     if near and span > 0 and abs(span - wall) > 60 + 0.02 * span:
         message = f"from {a[0]} to {b[0]} {span / 3600:.4g} h pass, not {wall / 3600:.4g}"
         yield Finding(INCONSISTENT, "time", n, m[0].strip()[-24:].strip(), message, (first, last))
-
-
-def _steps(report: Report, stamped: list[_Stamped]) -> Iterator[Finding]:
-    """The time of a step against the times of day of the lines and the steps between them."""
-    held = []
-    for n, at, text in stamped:
-        step, each = _STEP.search(text), _EACH.search(text)
-        if step and each:
-            unit = 1e-3 if (each["u"] or each["v"]).lower() == "ms" else 1.0
-            held.append((n, at, int(step["n"]), float(each["a"] or each["b"]) * unit, each["a"] or each["b"]))
-    rows = [(b, (b[1] - a[1]) / (b[2] - a[2])) for a, b in itertools.pairwise(held) if b[2] > a[2] and b[1] - a[1] > 20]
-    good = [b for b, x in rows if abs(b[3] / x - 1) < 0.03]
-    odd = [(b, x) for b, x in rows if abs(b[3] / x - 1) > 0.12]
-    if len(good) >= max(3, 0.7 * len(rows)) and len(odd) == 1:
-        ((n, _, _, value, text), x), lines = odd[0], [h[0] for h in held]
-        last = lines[lines.index(n) - 1]
-        # A pause makes the lines lie further apart; nothing lets them be closer.
-        paused = x > 2 * value or re.search(
-            r"(?i)eval|valid|checkpoint|sav|restart|wait", "".join(report.lines[last : n - 1])
-        )
-        message = f"the lines above and here lie {x:.4g} s a step apart, not {text}"
-        if value > x or not paused:
-            yield Finding(INCONSISTENT if value > 1.3 * x else QUESTION, "time", n, text, message, (last, n))
-
-
-def _spans(stamped: list[_Stamped]) -> Iterator[Finding]:
-    """ "epoch 3 … done in 1380 s" against the times of day of that line and of the one that says "epoch 3 … start"."""
-    begun: dict[str, tuple[int, float]] = {}
-    held = []
-    for n, at, text in stamped:
-        what, took = _WHAT.search(text), _TOOK.search(text)
-        if what and re.search(r"(?i)\b(?:start|begin)", text):
-            begun[what[0].lower()] = (n, at)
-        elif what and took and (start := begun.get(what[0].lower())) and at > start[1]:
-            held.append((start[0], n, at - start[1], float(took[1]), took[1]))
-    odd = [h for h in held if abs(h[3] - h[2]) > 0.1 * h[2] + 2]
-    if len(odd) == 1 and len([h for h in held if abs(h[3] - h[2]) <= 0.03 * h[2] + 2]) > 1:
-        (first, n, span, said, text), *_ = odd
-        message = f"from its start to here {span:.0f} s pass, not {text}"
-        yield Finding(INCONSISTENT if said > span else QUESTION, "time", n, text, message, (first, n))
-
-
-def _bars(report: Report) -> Iterator[Finding]:
-    """Progress bars ("30/30 [00:03<00:00, 9.41it/s]") and the time in the line below each: it asks."""
-    rows = []
-    for n, line in enumerate(report.lines[:-1], 1):
-        bar, t = _BAR.search(line), _FIRST_TIME.search(report.lines[n])
-        if bar and t and float(bar["rate"]):
-            rows.append((n + 1, float(t["t"]), int(bar["n"]) / float(bar["rate"]), t["t"]))
-    odd = [r for r in rows if abs(r[1] / r[2] - 1) > 0.2]
-    if len(rows) > 2 and len(odd) == 1 and all(abs(r[1] / r[2] - 1) < 0.03 for r in rows if r not in odd):
-        n, _, made, text = odd[0]
-        message = f"the bar above took {made:.3g} s, not {text}, as all others took what stands below: which is it?"
-        yield Finding(QUESTION, "time", n, text, message, (n - 1, n))

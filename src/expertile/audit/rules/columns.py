@@ -1,5 +1,5 @@
 """Columns whose rows share one constant that the report does not name: what fits into a capacity, what is left of so
-many cards, STREAM's arrays, times of day. The row with another one is asked about."""
+many cards, times of day. The row with another one is asked about."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from statistics import median_high
 
 from expertile.audit.finding import QUESTION, Finding
 from expertile.audit.quantity import clean
-from expertile.audit.records import Named, Sheet, digits, records, sheets
+from expertile.audit.records import Named, Sheet, records, sheets
 from expertile.audit.report import Report
 from expertile.audit.units import RATES, TIMES
 
@@ -20,7 +20,6 @@ _FITS = re.compile(
 )
 _LEFT = re.compile(r"(?i)\bleft\b|free|remain|spare|headroom|available|\brest\b")
 _MEAN = re.compile(r"(?i)\b(?:mean|average|avg)\b.*\b(?:over|of|across) (?:the |all )?(\d{1,2}) ?[a-z]+\W*$")
-_ARRAYS = {"copy": 2, "scale": 2, "mul": 2, "add": 3, "triad": 3}
 _SPAN = re.compile(r"(?:(\d+)[-d] ?)?(\d+):(\d\d):(\d\d)(?:\.\d+)?")
 
 
@@ -28,7 +27,6 @@ def columns(report: Report) -> Iterator[Finding]:
     for s in (s for s in sheets(report) if 2 < len(s.rows) < 80 and len(s.header) < 24):
         yield from _fitting(s)
         yield from _left(s)
-        yield from _arrays(report, s)
         yield from _unequal(s)
     for block in (b for b in report.blocks if b.table):
         yield from _spans(block.table.header, block.table.rows)  # type: ignore[union-attr]
@@ -117,23 +115,6 @@ def _unequal(s: Sheet) -> Iterator[Finding]:
             x, y = odd[0][a], odd[0][b]
             message = f"{s.header[a]} is {x.text}, {s.header[b]} {y.text}; in all other rows they are equal"
             yield _says(message, y, x, rule="equal work")
-
-
-def _arrays(report: Report, s: Sheet) -> Iterator[Finding]:
-    """STREAM's rates and least times: two arrays for copy and scale, three for add and triad."""
-    keys = [_ARRAYS.get(k.lower().strip(": ")) for k in s.keys]
-    rates = [c for c in s.numeric if all(row[c].kind == "bandwidth" for row in s.rows)]
-    times = [c for c in s.numeric if re.search(r"(?i)\bmin", s.header[c])]
-    if sum(k is not None for k in keys) < 3 or len(rates) != 1 or len(times) != 1:
-        return
-    each = [(row[rates[0]].value * row[times[0]].value / k, row) for k, row in zip(keys, s.rows, strict=True) if k]
-    middle = median_high(x for x, _ in each)
-    odd = [(x, row) for x, row in each if abs(x / middle - 1) > 0.02]
-    if len(odd) == 1:
-        x, row = odd[0]
-        f = row[rates[0]]
-        shown = f"{middle / x * digits(f):.4g}"
-        yield _says(f"the arrays of all other rows make {shown}, not {f.text}", f, row[times[0]])
 
 
 def _stamp(cell: str) -> float | None:

@@ -77,7 +77,8 @@ def own_words(row: Row, q: Quantity) -> str:
 
 
 def is_limit(own: str) -> bool:
-    # "1.73 TB/s of 2.04 TB/s"
+    # "1.73 TB/s of 2.04 TB/s", "the link isn't the limit: it carries 3.6 Gbit/s"
+    own = re.sub(r"(?i)(?:\bnot|n't|\bno) (?:the |a |its )?(?:limit|ceiling)", "", own)
     return bool(_LIMIT.search(own)) and not (SHOWN.search(own) or own.endswith(" of "))
 
 
@@ -97,6 +98,7 @@ def on_sheet(row: Row, q: Quantity) -> bool:
     if q.kind not in ("rate", "bandwidth"):
         return False
     told = re.search(r"peak(?! at)|theoret|roofline", q.words) or (row.kind == "line" and is_limit(own_words(row, q)))
+    told = told or (q.kind == "bandwidth" and q.text.endswith("E"))  # "100GbE"
     return bool(told) or any(q.plain.meets(x, 0.005) for x in _sheet(row.report))
 
 

@@ -1,5 +1,5 @@
-"""Claims without a figure of their own, or with one alone: the best of a table, in how many of its rows, from which row
-on, a bound that none passes, a title above two lines."""
+"""Claims without a figure of their own, or with one alone: the best of a table, in how many of its rows, a bound that
+none passes, a title above two lines."""
 
 import itertools
 import re
@@ -21,6 +21,9 @@ _ALL = re.compile(
 _NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
 _WORDS = NUMBERS | {"one": "1"}
 _COUNT = rf"\d+|{'|'.join(_WORDS)}"
+_LOW = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
+_HIGH = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
+_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
 _OF = re.compile(rf"(?i)\b(?P<n>{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>{_COUNT})\b(?! ?%)")
 _WON = re.compile(r"(?i)\b(?:ahead|wins?|won|faster|beats?|better|slower|loses?|lost|behind|outperforms?)\b")
 _BY = re.compile(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significant|other|both|each|either|except")
@@ -51,11 +54,6 @@ _MEASURE = (
     (r"memory|footprint|vram", ("bytes",)),
     (r"bandwidth", ("bandwidth",)),
 )
-_FROM = re.compile(
-    r"(?i)\b(?:for|from|at|above|once)\b[^.;:?\d]{0,40}(?P<n>\d[\d,]*)(?: [a-z]+){0,2} (?:and|or) (?:more|"
-    r"above|up|larger|longer|greater)\b|"
-    r"\bfrom (?:\w+ )?(?P<m>\d[\d,]*)(?: [a-z]+)? (?:on|onwards?|upwards?|up)\b"
-)
 _BOUND = re.compile(
     r"(?i)\b(?:(?P<low>(?:stays?|remains?|is|are|keeps?|holds?|never (?:drops?|falls?|goes)|"
     r"(?:does|do) not (?:drop|fall))"
@@ -71,17 +69,14 @@ _OTHER_PART = re.compile(
 )
 _BY_NO_MORE = re.compile(r"(?i)\b(?:none|no|never|nothing|neither)\b[^.;]*? by more than (\d+(?:\.\d+)?)\b(?! ?%)")
 _ENDS = re.compile("[,;:(]")
-_WORST = re.compile(r"(?i)\b(?:in the worst case|worst[- ]case|at worst)\b")
 _NEVER = re.compile(r"(?i)\b(?:never|not)\b")
 _SOME = re.compile(r"(?i)\b(?:except|apart from|other than|but for|most|beyond|until|when|if|where|small|large|only)\b")
 _UP_TO = re.compile(r"(?i)(?:up to|all the way to|to|through|until|at|from) (?:\w+ ?= ?)?(\d[\d,]*)\b")
-_THAN = re.compile(r"(?i)^\W*(?:± ?[\d.]+ )?(?:times |x )?(?:faster|slower) than (?P<name>\S.*?)\s*$")
 
 
 def said(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """A sentence against the tables of three rows and more near it."""
     yield from _won(row, grids)
-    yield from _from(row, grids)
     yield from _within(row, grids)
     yield from _best(row, [g for g in grids if g.drawn])
 
@@ -91,8 +86,6 @@ def spoken(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         near = [g for g in report.tables if len(g.body) > 1 and min(abs(r.line - row.line) for r in g.rows) < 30]
         yield from _bounded(row, near) if near and not APART.search(row.text) else ()
-        yield from _worst(row, near)
-        yield from _faster_than(row)
 
 
 def titles(report: Report) -> Iterator[Finding]:
@@ -178,19 +171,6 @@ def _won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
             each = f"{counts[0]} are less in the first column and {counts[1]} in the second"
             message = f"of {of:.0f} rows {each}, not {n:.0f}"
             yield _at(row, m[0], *(x for _, x, _ in pairs), verdict=INCONSISTENT, message=message)
-
-
-def _from(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "From 2048 on" beside two columns of which the better one changes once, in another row."""
-    m = _FROM.search(row.text)
-    for g in grids if m else ():
-        n = (m["n"] or m["m"]).replace(",", "") if m else ""
-        held = [(int(_first(r)), x.value.mid < y.value.mid, x) for r, x, y in _pairs(g) if _first(r).isdigit()]
-        held.sort(key=lambda of: of[0])
-        turns = [b for a, b in itertools.pairwise(held) if a[1] != b[1]]
-        if len(turns) == 1 and len(g.header) == 3 and int(n) in {key for key, *_ in held} and turns[0][0] != int(n):
-            message = f"the better of {g.header[1]} and {g.header[2]} changes at {turns[0][0]}, not at {n}"
-            yield _at(row, n, *(x for *_, x in held), message=f"{message}: is it of this table?")
 
 
 def _best(row: Row, grids: list[Grid]) -> Iterator[Finding]:
@@ -290,39 +270,20 @@ def _bounded(row: Row, near: list[Grid]) -> Iterator[Finding]:
                         break
 
 
-def _worst(row: Row, near: list[Grid]) -> Iterator[Finding]:
-    """ "Even in the worst case 1.27x" beside a column of speed-ups with a lower one."""
-    m = _WORST.search(row.text)
-    said = [q for q in row.of("ratio") if m and q.exact and abs(q.start - m.end()) < 50]
-    for g in near if len(said) == 1 else ():
-        columns, q = g.columns("ratio"), said[0]
-        held = [f for r in g.body if (f := r.figure(columns[0]))] if len(columns) == 1 else []
-        least = min(held, key=mid) if len(held) > 2 and any(f.value.meets(q.value, 0.005) for f in held) else None
-        if least and least.value.hi < 0.97 * q.value.mid:
-            message = f"line {least.line} has {least.text}, less than {q.text}: is it of other cases?"
-            yield finding(QUESTION, "headline", message, q, least)
-
-
-def _faster_than(row: Row) -> Iterator[Finding]:
-    """hyperfine's summary: "3.17 times faster than ./scan" of the means of the runs named."""
-    q = row.only("ratio") or next((x for x in row.quantities[:1] if x.kind == "number"), None)
-    m = _THAN.match(row.text[q.end :]) if q else _THAN.match(re.sub(r"^\s*[\d.]+", "", row.text))
-    text = re.match(r"\s*(\d+\.\d+)", row.text)
-    lines = row.report.lines
-    first = next(
-        (n for n in range(row.line - 1, max(0, row.line - 9), -1) if lines[n - 1].rstrip().endswith(" ran")), 0
-    )
-    if not m or not text or not first:
+def extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
+    """The best row is said to be one that another of the same sizes beats."""
+    past = end_before(row, q)
+    before = row.text[max(past, q.start - 120) : q.start]
+    low = q.kind in TIMES and _LOW.search(before)
+    high = (q.kind in (*RATES, "ratio") and _HIGH.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
+    if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
         return
-    base, other = (_timed(row.report, name, first) for name in (lines[first - 1].strip()[:-4], m["name"]))
-    if base and other:
-        made = max(base.value.mid, other.value.mid) / min(base.value.mid, other.value.mid)
-        if abs(float(text[1]) / made - 1) > 0.03:
-            message = f"{other.text} / {base.text} is {made:.3g}, not {text[1]}: is it of these two?"
-            yield Finding(QUESTION, "ratio", row.line, text[1], message, (row.line, base.line, other.line))
-
-
-def _timed(report: Report, name: str, before: int) -> Quantity | None:
-    at = [n for n in range(1, before) if report.lines[n - 1].rstrip().endswith(name.strip())]
-    held = [q for r in report.rows for q in r.of("time") if at and at[0] < q.line <= at[0] + 2 and r.kind == "line"]
-    return held[0] if held and len(at) == 1 else None
+    columns = ((g, [x for r in g.body if (x := r.figure(c, q.kind))]) for g in grids for c in g.columns(q.kind))
+    for grid, held in ((g, held) for g, held in columns if len(held) > 2):
+        same = [x for x in held if x.value.mid == q.value.mid]
+        other = min(held, key=lambda x: x.value.mid) if low else max(held, key=lambda x: x.value.mid)
+        beaten = other.value.hi < q.value.lo if low else other.value.lo > q.value.hi
+        runs = [r for r in grid.body if other in r.quantities or (same[:1] and same[0] in r.quantities)]
+        if same and beaten and runs[0].own == runs[-1].own and runs[0].bare == runs[-1].bare:
+            message = f"{q.text} is not the {'least' if low else 'most'}: line {other.line} has {other.text}"
+            yield finding(QUESTION, "headline", f"{message}: of which rows is it?", q, other)

@@ -1,82 +1,18 @@
-"""Figures of methods whose formulas are published: ZeRO's memory, the mean without the fastest and the slowest run, the
-output of a convolution, the bytes of a tensor; and amounts of two periods."""
+"""Figures of known formulas: the output of a convolution, the bytes of a tensor."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
 
 from expertile.audit.facts import BITS, facts
-from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.quantity import Quantity
+from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.terms import parameters
 
-# Bytes of a parameter that ZeRO leaves whole and that it shards, with Adam in mixed precision: 2 of weights, 2 of
-# gradients, 12 of the optimizer's state (Rajbhandari et al. 2020, arXiv:1910.02054).
-_ZERO = {"1": (4, 12), "2": (2, 14), "3": (0, 16)}
-_STAGE = re.compile(r"(?i)\bzero\W{0,3}(?:stage\W{0,3})?([123])\b")
-_RANKS = re.compile(r"(?i)\b(\d+) ?(?:gpus?|ranks)\b")
-_TRIMMED = re.compile(
-    r"(?i)\b(?:drop|discard|exclud|without|remov|ignor)\w* (?:the )?(?:fastest|best|lowest|shortest)(?: \w+)? "
-    r"(?:and|&) (?:the )?(?:slowest|worst|highest|longest)|olympic"
-)
-_PERIOD = re.compile(r"(?:per|/|a)[_ ]?(hour|day|month|year)\b")
-_HOURS = {"hour": 1.0, "day": 24.0, "month": 730.0, "year": 8760.0}
 _TUPLE = re.compile(r"\d+(?: ?[x×,*] ?\d+)+")
 _PLAIN = re.compile(r"(?i)\b(?:dilat|transpos|deconv|ceil mode|same padding|asymmetric|valid)")
 _ELEMENTS = re.compile(r"(?i)#? ?(?:num(?:ber of)? )?(?:numel|elements?|elems|params?|parameters|values|count)(?: ?#)?")
 # A size that is not of the one tensor of its row.
 _NOT = re.compile(r"(?i)shard|pad|per (?:gpu|rank|layer)|packed|scale|total|peak|grad|optim|saved|traffic|moved|cache")
-
-
-def sharded(report: Report) -> Iterator[Finding]:
-    """The states of a model for each rank, by ZeRO's stage: where all other cells agree, one is asked about."""
-    stated = {*report.everything.of("gpus"), *(float(n) for n in re.findall(r"n_?d ?= ?(\d+)", report.text))}
-    for grid in report.grids:
-        held: list[tuple[Quantity, float, float, tuple[int, int]]] = []
-        for row in grid.rows:
-            for q in (q for q in row.of("bytes", "number", "other") if q.exact and q.value.mid):
-                name = grid.header[q.column]
-                stage, ranks = (form.search(name) or form.search(row.label) for form in (_STAGE, _RANKS))
-                if stage and (params := parameters(row)):
-                    nbytes = q.value.mid * (1.0 if q.kind == "bytes" else 1e9)
-                    held.append((q, nbytes / params, float(ranks[1]) if ranks else 0.0, _ZERO[stage[1]]))
-        for n in stated if len(held) > 4 else ():
-            off = [(q, (whole + shared / (of or n)) / each) for q, each, of, (whole, shared) in held]
-            odd = [(q, x) for q, x in off if not q.plain.meets(q.plain.mid * x, 0.005)]
-            if len(odd) == 1 and abs(odd[0][1] - 1) > 0.03:
-                (q, x), scale = odd[0], 1.0 if odd[0][0].kind == "bytes" else 1e9
-                message = f"ZeRO leaves {si(q.value.mid * x * scale, 'B')} by its formula, not {q.text}: of what is it?"
-                yield finding(QUESTION, "memory", message, q)
-                break
-
-
-def trimmed(report: Report) -> Iterator[Finding]:
-    """A score that is said to be the mean without the fastest and the slowest run."""
-    grids = [[t for r in g.rows for t in r.of("time")] for g in report.grids if len(g.columns("time")) == 1]
-    said = [q for row in report.lines_of_text for q in row.of("time") if re.search(r"(?i)score|result", q.label)]
-    for runs, q in itertools.product(grids, said) if _TRIMMED.search(report.text) else ():
-        times = sorted(t.value.mid for t in runs)[1:-1]
-        mean = sum(times) / max(len(times), 1)
-        if len(times) > 1 and q.exact and 0.5 < mean / q.value.mid < 2 and not q.value.meets(mean, 0.002):
-            message = f"the mean of {len(runs)} runs without the fastest and the slowest is {si(mean, 's')}"
-            yield finding(QUESTION, "total", f"{message}, not {q.text}: which does it count?", q)
-
-
-def periods(report: Report) -> Iterator[Finding]:
-    """One amount for a month and for a year, a day and a month: names that differ in the period alone."""
-    for row in (r for r in report.all_rows if r.kind in ("record", "table")):
-        held = [
-            (m[1], q, _HOURS[m[1]], _PERIOD.sub("", name))
-            for q in row.quantities
-            if (m := _PERIOD.search(name := q.label.lower())) and q.exact and q.value.mid
-        ]
-        for (a, p, short, of), (b, q, long, same) in itertools.permutations(held, 2):
-            made = q.value * (short / long)
-            if short < long and (of, p.kind) == (same, q.kind) and not p.value.meets(made, 0.045):
-                message = f"{q.text} a {b} is {si(made.mid, UNIT_OF.get(p.kind, ''))} a {a}, not {p.text}"
-                yield finding(QUESTION, "product", f"{message}: are they of the same rate?", p, q)
 
 
 def _cell(row: Row, form: str) -> tuple[str, str]:

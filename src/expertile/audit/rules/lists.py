@@ -6,17 +6,9 @@ from collections.abc import Iterator
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.quantity import clean
-from expertile.audit.records import Named, Series, Sheet, digits, in_line, series, sheets, words
+from expertile.audit.records import Named, Series, Sheet, digits, in_line, series, sheets
 from expertile.audit.report import Report
 
-_HIDDEN = re.compile(
-    r"(?i)\.\.\.|…|⋮|selected|subset|excerpt|top[- ]\d+ (?:rows|kernels|entries|bins|only)|first \d+|omit|"
-    r"cut\b|others? not shown"
-)
-_DROPPED = re.compile(
-    r"(?i)(?<!none )(?<!no )(?<!without )\b(?:dropped|discarded|outliers?|failed|rejected|excluding|except)\b"
-)
-_NONE = re.compile(r"(?i)\b(?:no|without|none of the) \w+ (?:(?:is|are|was|were) )?dropped")
 _EXCLUSIVE = re.compile(r"(?i)exclusive|% of (?:all|the total|total)|share of the (?:summed|total)|of the summed")
 _OVERLAP = re.compile(
     r"(?i)overlap|concurren|(?<!ex)(?<!non-)inclusive|cumulat|nested|children|of which|parallel|streams|"
@@ -47,7 +39,6 @@ def lists(report: Report) -> Iterator[Finding]:
                 if _PHASES.search(s.name):
                     yield from _phases(s, below)
         for s in held:
-            yield from _counted(report, s)
             yield from _shares(report, s)
     yield from _of_one_sum(report)
     for sheet in sheets(report):
@@ -65,34 +56,6 @@ def _of_one_sum(report: Report) -> Iterator[Finding]:
         if len(odd) == 1 and len(sums) > 3 and 0 < abs(odd[0][1] - usual) < usual / 2:
             message = f"this list comes to {odd[0][1]:,}, the {len(sums) - 1} others to {usual:,}: is it of the same?"
             yield Finding(QUESTION, "total", odd[0][0], f"{odd[0][1]:,}", message, tuple(line for line, _ in some))
-
-
-def _counted(report: Report, s: Series) -> Iterator[Finding]:
-    """Counts by bin or class, and how many there are in all."""
-    name = words(re.split(r"\s{2,}", s.name.strip())[-1])
-    whole = all(f.kind in ("number", "items", "tokens") and "." not in f.text and f.value >= 0 for f in s.figures)
-    block, first = report.blocks[s.block], s.figures[0].line
-    lead = "\n".join(report.lines[max(0, first - 6) : first - 1])
-    if (
-        not (whole and name and len(s.figures) > 3)
-        or _HIDDEN.search(lead + block.text)
-        or _DROPPED.search(_NONE.sub("", lead))
-    ):
-        return
-    noun, spread = name[-1], len(name) > 2 and name[1] == "per"
-    noun = name[0] if spread else noun
-    by = re.search(r"(?i)\bhist|bin|bucket|distribut|by \w+|\bexperts\b", f"{lead} {s.name} {block.text[:200]}")
-    if not (noun.endswith("s") and len(noun) > 3) or not (spread or by):
-        return
-    said = rf"(?<![\d.,])(\d[\d,]*) {noun}\b|\b{noun}\b[^\d:\n]{{0,24}}: *(\d[\d,]*)"
-    stated = {float((m[1] or m[2]).replace(",", "")) for m in re.finditer(said, lead.lower())}
-    if len(stated) != 1:
-        return
-    (n,), total = stated, sum(s.values)
-    times = {float(x) for x in re.findall(r"(?i)top[- _]?k? ?[=:]? ?(\d+)", lead)}
-    if not any(n * k == total for k in (1.0, *times)) and 0.5 < total / n < max((1.0, *times)) * 2:
-        message = f"the {len(s.figures)} counts make {total:,.0f}; {n * max((1.0, *times)):,.0f} {noun} are stated"
-        yield finding(QUESTION, "total", message, s.figures[0], lines=s.lines)
 
 
 def _phases(s: Series, below: list[Named]) -> Iterator[Finding]:

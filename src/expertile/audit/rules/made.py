@@ -150,7 +150,7 @@ def _quotient(target: Cells, x: Source, y: Source, name: str, direct: bool) -> M
     for r in (r for r in x.cells.keys() & y.cells.keys() if x.cells[r].kind == y.cells[r].kind):
         cells[r] = replace(combine(x.cells[r], y.cells[r], -1), text=f"{x.cells[r].text} / {y.cells[r].text}")
         if q := target.get(r):
-            change = "loss" if re.search(r"(?i)\bsav(?:ing|ed)|\breduction", q.label) else ""
+            change = "loss" if re.search(r"(?i)(?:\b|_)(?:sav(?:ing|ed)|reduction)", q.label) else ""
             forms[r] = printed_as(q, cells[r].value, change)
             # "1.1x slower" stands among those that are faster; of rates and times one is turned.
             if x.kind == "mixed" or re.match(r"(?i)\W*(?:faster|slower|better|worse)", q.after):
@@ -162,12 +162,14 @@ def quotients(grid: Grid, target: int, sources: list[Source], ones: list[int]) -
     """Two columns of a kind, or a column and one of its rows."""
     cells = {r: q for r, q in enumerate(grid.column(target)) if q is not None}
     typed = [s for s in sources if s.kind not in ("", "ratio", "percent", "other", "number")]
-    each = [*_each(grid, typed)]
+    # What is the same in all rows is no measure of them.
+    varying = [s for s in typed if len({t.value.mid for t in s.cells.values()}) > 1]
+    each = [*_each(grid, varying)]
     for some, of in ((typed, ""), (each, " of each GPU")) if len(typed) < 13 else ():
         for x, y in itertools.permutations(some, 2):
             if x.kind == y.kind:
                 yield _quotient(cells, x, y, f"{x.name} / {y.name}{of}", True)
-    for s in (*typed, *each):
+    for s in (*varying, *each):
         for base, direct in _bases(grid, target, s, ones):
             yield _quotient(cells, s, base, f"{s.name} of {base.name}", direct)
             if not direct:
@@ -211,7 +213,7 @@ def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
 def _counts(grid: Grid, targets: Cells, sources: list[Source]) -> Counts:
     """What rows may be multiplied or divided by: sizes by their names, whole numbers without a unit, two of them."""
     found: Counts = {}
-    for name in ("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own)):
+    for name in dict.fromkeys(("batch", "seq", "gpus", "concurrency", *(n for r in targets for n in grid.rows[r].own))):
         sizes = {r: n.value for r in targets if (n := grid.rows[r].size(name)) and n.near}
         if len(sizes) == len(targets) and all(sizes.values()):
             found[name] = sizes

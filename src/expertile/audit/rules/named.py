@@ -54,6 +54,7 @@ _UNIT_END = re.compile(
 _MINUTES = re.compile(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
 
 
+@lru_cache(maxsize=1 << 14)
 def key_of(text: str) -> str:
     """The lower-case words of a key, without marks, brackets with a unit and the unit behind."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", text)
@@ -185,11 +186,16 @@ def named(report: Report, name: str) -> tuple[Named, ...]:
     return (*_keyed(report)[name], *(f for f in said if of and of.least <= f.value.mid <= of.most))
 
 
+@lru_cache(maxsize=1 << 12)
+def _in_digits(text: str) -> str:
+    return _WORDS.sub(lambda m: DIGITS[m[0].lower()], text)
+
+
 def _said(report: Report, of: Name) -> Iterator[Named]:
     form = re.compile(of.said)
     for row in report.lines_of_text:
         if form.groups:
-            text = _WORDS.sub(lambda m: DIGITS[m[0].lower()], row.text)
+            text = _in_digits(row.text)
             for m in form.finditer(text):
                 digits = next(filter(None, m.groups()))
                 if ":" in digits:

@@ -316,7 +316,7 @@ NAMES = {
         rf"latency (?:s |ms )?{_MEAN}|{_MEAN} (?:e2el? |request |response |end to end )?(?:latency|time|e2el)",
         rf"(?i)\b{_MEAN} (?:[\w-]+ )?(?:latency|response time)",
     ),
-    "completed": Name("n items", r"completed|requests(?: completed| sent)?|transactions(?: actually processed)?"),
+    "completed": Name("n items", r"completed|(?<!rent )requests(?: completed| sent)?|transactions(?: \w+ processed)?"),
     "window": Name("time", r"window(?: s)?|duration|total time|elapsed(?: time)?|wall(?: time| clock)?"),
     "wer": Name("percent", r"wer(?: percent| pct)?|word error rate"),
     "substitutions": Name("n", r"sub(?:stitution)?s?"),

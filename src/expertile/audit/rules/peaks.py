@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -65,11 +66,11 @@ _LSPCI = re.compile(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width 
 _SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}  # GT/s of each generation
 _PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
 _NIC = re.compile(
-    r"(?i)(?:connectx|bluefield|\bnics?\b|\bhcas?\b|\badapters?\b)[\w-]*[ ,(]*"
-    r"(?:(?:(?:single|dual|one|two|\d)[ -])?ports? |[nhex]dr\d*,? |(?:each|at|of|with|an?) )*$"
+    r"(?i)(?:connectx|bluefield|\bnics?\b|\bhcas?\b|\badapters?\b|\binfiniband\b)[\w-]*[ ,(]*"
+    r"(?:(?:(?:single|dual|one|two|\d)[ -])?ports? |[nhex]dr\d*,? |(?:each|at|of|with|an?|one|single) )*\(?$"
 )
 _ALONE = re.compile(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
-_ONE_NIC = re.compile(r"\b(?:single|one) (?:adapter|nic|port|hca|cable)\b")
+_ONE_NIC = re.compile(r"\b(?:single|one) (?:[\w-]+ )?(?:adapter|nic|port|hca|cable)\b")
 _PORTS = re.compile(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
 _SENT = re.compile(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
 _ONE_PORT = re.compile(r"(?i)\b(?:one|single|1) port\b")
@@ -91,13 +92,14 @@ class _Limit:
 def _part(text: str) -> str:
     """The one part that a text names."""
     found = _parts(text)
-    found -= {"memory"} if len(found) == 2 else set()
-    found -= {"PCIe"} if found == {"PCIe", "disk"} else set()  # by which the drive is plugged in
-    return found.pop() if len(found) == 1 else ""
+    found = found - {"memory"} if len(found) == 2 else found
+    found = found - {"PCIe"} if found == {"PCIe", "disk"} else found  # by which the drive is plugged in
+    return min(found) if len(found) == 1 else ""
 
 
-def _parts(text: str) -> set[str]:
-    return {list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text)}
+@lru_cache(maxsize=1 << 12)
+def _parts(text: str) -> frozenset[str]:
+    return frozenset(list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text))
 
 
 def _ways(text: str) -> int:
@@ -122,7 +124,7 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     block = row.report.blocks[row.block]
     if row.kind == "line" and block.kind == "code" and block.lines:  # above the lines of one
         over += f" {block.lines[0].text}"
-    whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else set()
+    whole = _parts(row.report.text) if _COPIED.search(over) and not _ON_DEVICE.search(over) else frozenset()
     copied = "PCIe" if "PCIe" in whole and "NVLink" not in whole else _part(row.report.text) if whole else ""
     carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
     linked = _part(row.text) if carried else ""
@@ -221,7 +223,7 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
     most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
-    if limit.q and q.value.meets(2 * most, 0.01) and re.search(r"(?i)duplex|direction|one.way|each way", row.text):
+    if limit.q and not limit.ways and q.value.lo < 2.02 * most and BOTH_WAYS.search(row.text):
         return  # both ways, and one
     one = (
         _ALONE.search(f"{row.lead} {row.headings}")

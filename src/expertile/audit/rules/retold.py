@@ -5,17 +5,20 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from statistics import median_high
 
 from expertile.audit.facts import DIGITS, NUMBERS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
+from expertile.audit.records import digits
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules import headlines
 from expertile.audit.rules.hardware import EQUATION, SHARE, end_before, gpu_counts, on_sheet, peaks_of
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
-from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made, words_near, words_of
+from expertile.audit.rules.told import APART, OUTCOME, change_of, direction, may_be, mid, words_near, words_of
 from expertile.audit.rules.totals import MEAN, ON_AVERAGE, may_come_to, weighted
 from expertile.audit.units import RATES, TIMES, TYPED
 
@@ -28,6 +31,7 @@ _UP_TO = re.compile(
 )
 _GAINED = re.compile(r"(?i)gain|improve|speed-?up|faster|sav|reduc")
 _SUPERLATIVE = re.compile(r"peak|max(?:imum|imal)?(?= (?:speed-?up|gain|improvement))")
+_TIMES_THE = re.compile(r"\W*times (?:the|as) ")
 _SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
 _EARLIER = re.compile(
     r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
@@ -42,13 +46,9 @@ _KEPT = re.compile(
     rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
     r"(?:keeps?|retains?|leaves)\W+$"
 )
-_GAIN = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
-_NAME = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
 _LEFT_OUT = re.compile(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
-_LEAST = re.compile(r"(?i)\b(?:min(?:imum)?|lowest|smallest|fastest|best|quickest|least)\b")
-_MOST = re.compile(r"(?i)\b(?:max(?:imum)?|highest|largest|fastest|best|peaks? at|most)\b")
-_SLOWEST = re.compile(r"(?i)\b(?:slowest|worst)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
+_SLIPS = (1e3, 1e-3)
 _ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
 _OVER = re.compile(
     r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|un-?weighted|the \w+ \w+s above)\b"
@@ -60,7 +60,7 @@ def retold(report: Report) -> Iterator[Finding]:
     tables = [g for g in report.tables if 1 < len(g.rows) < 60]
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
-        yield from _direction(row)
+        yield from direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
         if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
             continue
@@ -73,13 +73,15 @@ def retold(report: Report) -> Iterator[Finding]:
         if earlier:
             continue
         yield from _called(row, above)
+        yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
+        yield from _grown(row, above)
         yield from headlines.said(row, long)
         yield from _of_peak(row, above)
         for q in (q for q in row.quantities if q.value.mid):
             yield from _kept(row, q, above)
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
-                yield from _extreme(row, q, long)
+                yield from headlines.extreme(row, q, long)
             if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
@@ -90,29 +92,39 @@ def retold(report: Report) -> Iterator[Finding]:
                     yield from _other_figure(row, q, cells, rows, bool(below))
 
 
-def twins(report: Report) -> Iterator[Finding]:
-    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
-    records: dict[tuple[str, ...], list[Row]] = {}
-    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
-        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
-    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
-    blocks = {r.block for of in records.values() for r in of}
-    for row in report.lines_of_text if pairs else ():
-        for x, y in itertools.pairwise(row.quantities):
-            back = x.kind == y.kind and re.search(r"\bfrom ", row.text[: x.start][-8:]) and x.text != y.text
-            for a, b in (ab for ab in pairs if back and ab[0].kind == x.kind and ab[0].exact and ab[1].exact):
-                if a.value.meets(y.value, 0.005) and b.value.meets(x.value, 0.005) and not a.value.meets(x.value, 0.02):
-                    message = f"the first record has {a.text}, the second {b.text}: is it from {x.text} to {y.text}?"
-                    yield finding(QUESTION, "retold", message, y, x, lines=(a.line, b.line))
-        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
-            past = end_before(row, q)
-            said = f" {' '.join(words_of(row.text[past : q.start]))} "
-            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
-                name = " ".join(words_of(re.sub(r"\(.*?\)", "", a.label)))
-                same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
-                base = re.search(rf"\b(?:against|over|than|vs|to) (?:the )?{re.escape(name)} ", said)
-                if len(name) > 3 and f" {name} " in said and not (same or base):
-                    yield not_made(q, [a, b], False)
+def _from_to(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "From 1,482 s to 1,041 s" beside the one row that has 1482, and 961 in another column."""
+    for x, y in itertools.pairwise(row.quantities):
+        if (
+            x.kind != y.kind
+            or not re.search(r"\bfrom \W*$", row.text[: x.start])
+            or not (x.exact and y.exact and mid(x))
+        ):
+            continue
+        bare = mid(x) / digits(x)  # of cells without a unit
+        cells = [(r, c) for g in grids for r in g.rows for c in r.of(x.kind, "number")]
+        held = [(r, c, c.plain * (1.0 if c.kind == x.kind else bare)) for r, c in cells]
+        own = {r for r, _, v in held if v.meets(x.plain) and v.width < 0.01}
+        rest = [c for r, c, v in held if r in own and not v.meets(x.plain) and 0.5 < v.mid / mid(y) < 2]
+        if len(own) == len(rest) == 1 and not any(v.meets(y.value, 0.01) for *_, v in held):
+            message = f"line {rest[0].line} has {rest[0].text} beside {x.text}, not {y.text}: is it of the same row?"
+            yield finding(QUESTION, "retold", message, y, rest[0])
+
+
+def _grown(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+    """ "At 131,072 tokens A needs 16 GiB, B 40 GiB and C 7 GiB": so many times what their rows have, but for one."""
+    for g, kind in itertools.product(grids, ("time", "bytes", "money")):
+        figures = [q for q in row.of(kind) if q.exact and mid(q)]
+        starts = [0, *(q.end for q in figures)]
+        told = [(q, _named(g, row, row.text[at : q.start])) for at, q in zip(starts, figures[:9], strict=False)]
+        for c in g.columns(kind) if len(told) > 2 and all(len(rows) == 1 for _, rows in told) else ():
+            made = [(q, x, q.plain / x.plain) for q, rows in told if (x := rows[0].figure(c))]
+            middle = median_high(m.mid for *_, m in made) if len({x.line for _, x, _ in made}) > 2 else 0.0
+            odd = [(q, x) for q, x, m in made if middle and not m.meets(middle, 0.01)]
+            for q, x in odd if len(odd) == 1 else ():
+                message = f"line {x.line} has {x.text}, all others are {middle:.3g} times theirs, not {q.text}"
+                yield finding(QUESTION, "retold", f"{message}: is it of the same row?", q, x)
+                return
 
 
 def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
@@ -162,20 +174,14 @@ def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
 
 def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "338 ms" of a row that has 338.0 µs."""
-    for q in row.of(*TYPED):
-        cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c)]
+    for q in (q for q in row.of(*TYPED) if q.exact and q.plain.width < 0.02 and not _CALLS.search(row.text)):
+        cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c) and c.column in g.columns(q.kind)]
+        if not any((c.plain * k).meets(q.plain) for g in grids for r in g.rows for c in r.of(q.kind) for k in _SLIPS):
+            continue
         held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
         held = cells if len(cells) < 9 and not held else held
-        slip = next(
-            (c for c in held for k in (1e3, 1e-3) if (c.plain * k).meets(q.plain) and c.plain.width < 0.02), None
-        )
-        if (
-            slip
-            and not _CALLS.search(row.text)
-            and q.exact
-            and q.plain.width < 0.02
-            and not any(c.value.meets(q.value, 0.015) for c in cells)
-        ):
+        slips = [c for c in held for k in _SLIPS if (c.plain * k).meets(q.plain) and c.plain.width < 0.02]
+        for slip in slips[:1] if not any(c.value.meets(q.value, 0.015) for c in cells) else ():
             message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
             yield finding(QUESTION, "unit", message, q, slip)
 
@@ -216,9 +222,13 @@ def _of_tables(
     share = q.kind == "percent" and (share or any(r and _SHARE.search(r.text) for r in (row, row.before)))
     if mean or share or any(c.value.meets(q.value, 0.015) for c in cells) or any(kinds.count(k) > 1 for k in kinds):
         return
+    told = [x for x in row.of(*TYPED) if x.exact and x.value.width < 0.02]
+    same = [of for of in held if any(mid(c) == mid(x) for r in of[1] for x in told for c in r.of(x.kind))]
+    held = same if len(same) == 1 else held  # the one table of which the sentence tells a figure
     two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
     beside = words_near(row, q, 400 if _UP_TO.search(row.text[: q.start]) else 48, 24)
-    if len(row.of("ratio", "percent")) > 3 or not (two or OUTCOME.search(beside)):
+    gain = OUTCOME.search(beside) or _TIMES_THE.match(row.text[q.end - 6 :])
+    if len(row.of("ratio", "percent")) > 3 or not (two or gain):
         return
     speed, memory = re.search(r"(?i)fast|slower|speed|throughput|latency", words), re.search("(?i)memory|small", words)
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
@@ -234,11 +244,15 @@ def _of_tables(
     of_table = {r.line for g, _ in held for r in g.rows}
     near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30 and r.line not in of_table]
     for k in typed if q.exact else ():
-        told = [x for r in near for x in r.of(k) if mid(x) and not on_sheet(r, x)]
+        rest = {mid(c) for g, rows in held for r in g.rows if r not in rows for c in r.of(k)}  # retold of other rows
+        told = [x for r in near for x in r.of(k) if mid(x) and mid(x) not in rest and not on_sheet(r, x)]
         cells = [c for _, rows in held for r in rows for c in r.of(k) if mid(c)]
         change = change_of(row, q, True, 40)
         if any(may_be(q, a.value / b.value, change, 0.01) for a in told for b in (*told, *cells) if a is not b):
             return
+    bare = [float(n) for n in re.findall(r"(?<![\w.,])\d+\.\d+(?![\w.])", row.text)]
+    if any(may_be(q, exact(a / b), slack=0.01) for a, b in itertools.permutations(filter(None, bare), 2)):
+        return  # "2.481 and 2.484, a gap of 0.12 %"
     up_to = _UP_TO.search(row.text[: q.start])
     bound = not q.exact or up_to or _BEST.search(words_near(row, q, 48, 24))
     columns = [
@@ -265,17 +279,26 @@ def _of_tables(
         yield finding(QUESTION, rule, message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
 
 
-def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
-    """The rows that a sentence names by a cell of theirs, or else by a figure."""
-    clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
-    clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
-    text, found, both = f" {' '.join(words_of(clause))} ", [], []
+@lru_cache(maxsize=64)
+def _names(grid: Grid) -> list[list[str]]:
+    """By what each row may be named: its words, and its first cells."""
+    found = []
     for r in grid.rows:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
         head = "" if grid.drawn else r.text[: r.quantities[0].start].lower()
         cells = cells if grid.drawn else (head, head.split()[0] if head.split() else "")
         names = [" ".join(words_of(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
-        own = [n for n in names if re.search(r"..|[a-z]", n) and f" {n} " in text]
+        found.append([n for n in names if re.search(r"..|[a-z]", n)])
+    return found
+
+
+def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
+    """The rows that a sentence names by a cell of theirs, or else by a figure."""
+    clause = re.sub(r"(?i)\btime to (?:the )?first token\b", "ttft", clause)
+    clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
+    text, found, both = f" {' '.join(words_of(clause))} ", [], []
+    for r, names in zip(grid.rows, _names(grid), strict=True):
+        own = [n for n in names if f" {n} " in text]
         found.append(max(own, key=len, default=""))
         both += [r] if len({*own}) > 1 else []
     # "ours" within "ours fp8" names no row.
@@ -289,7 +312,9 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
         for name in {*grid.rows[0].own, *grid.rows[0].bare}:
             some = [r for r in grid.rows if (r.own | r.bare).get(name) in ends]
             rows = some if len(some) == 2 else rows
-    rows = rows or [r for r in grid.rows if any(c.value.meets(q.value) for q in told for c in r.of(q.kind))]
+    rows = rows or [
+        r for r in grid.rows if any(q.kind == c.kind and c.value.meets(q.value) for c in r.quantities for q in told)
+    ]
     # "With 6 sequences TP2 gives …" is not of the row that has 47.
     counts = [(m[2].lower(), float(m[1])) for m in re.finditer(r"(?<![\d.,])(\d+) ([a-z]{4,}s)\b", clause)]
     other = {id(r) for r in rows for noun, n in counts for name, v in r.bare.items() if name.endswith(noun) and v != n}
@@ -301,7 +326,7 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: b
     """The quotients of two figures of a row, and, where the text names no column and rows do not stand `alone`, of a
     row's and another's in its column."""
     found = [mid(c) for r in rows for c in r.of("ratio") if mid(c)]
-    names = [" ".join(words_of(re.sub(r"\(.*?\)", "", h))) for h in grid.header[1:]]
+    names = [" ".join(words_of(re.sub(r"\(.*?\)| v?\d[\d.]*", "", h))) for h in grid.header[1:]]  # "GCC 13.2 (ms)"
     named = any(len(n) > 2 and f" {n} " in text for n in names)
     for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if mid(c)]
@@ -312,21 +337,6 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: b
         beside = ((a, b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b)
         found += [mid(a) / mid(b) for a, b in beside]
     return found
-
-
-def _direction(row: Row) -> Iterator[Finding]:
-    """ "CUDA 3.21 ms, Triton 4.21 ms: Triton is 1.31x faster": the name before the ratio stands at one figure alone."""
-    for q, m in ((q, m) for q in row.of("ratio") if q.exact and (m := _GAIN.match(row.text, q.end))):
-        pair = next((held for r in (row, row.before) if r for k in TIMES if len(held := r.of(k)) == 2), None)
-        names = {n.lower() for n in _NAME.findall(re.split(r"[,;:.] ", row.text[: q.start])[-1])}
-        of = [{n for n in names if n in x.label[-24:].lower()} for x in pair or ()]
-        if pair and all(x.exact and x.value.mid for x in pair) and bool(of[0]) != bool(of[1]):
-            own, other = pair if of[0] else pair[::-1]
-            gain = other.value.mid / own.value.mid
-            if (gain > 1) != bool(m[1]) and 0.9 < max(gain, 1 / gain) / q.value.mid < 1.1:
-                name = min(of[0] or of[1])
-                message = f"{name} has {own.text}, the other {other.text}: is it {q.text} {m[0].strip()}?"
-                yield finding(QUESTION, "ratio", message, q, own, other)
 
 
 def _columns(q: Quantity, grids: list[Grid]) -> list[tuple[Grid, list[Quantity]]]:
@@ -348,10 +358,11 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         grids = [g for g in above if not any(r.summary for r in g.rows)]
     columns = _columns(q, grids) if mean or total else []
     if total and len(columns) > 1:  # of the column that it names, in a table whose shares say that no row is left out
-        heads = [{*words_of(re.sub(r"\(.*?\)", "", g.header[of[0].column]))} for g, of in columns]
-        text = {*words_of(row.text)}
-        columns = [c for c, head in zip(columns, heads, strict=True) if head <= text and _whole(c[0])]
-    if not 0 < len(columns) < 3 - total or (total and len(columns[0][1]) != len(columns[0][0].rows)):
+        text, heads = row.text.lower(), [re.sub(r" *\(.*?\)", "", g.header[of[0].column]).lower() for g, of in columns]
+        named = [(c, h) for c, h in zip(columns, heads, strict=True) if {*words_of(h)} <= {*words_of(text)}]
+        first = [(c, h) for c, h in named if text.startswith(h)]
+        columns = [c for c, h in first or named if _whole(c[0], h)]
+    if not 0 < len(columns) < 3 - total or (total and any(map(_unfilled, columns))):
         return
     geo = bool(mean) and "geo" in row.text[past : q.start].lower()
     made = [(m, held) for _, held in columns for m in may_come_to([x.plain for x in held], total, geo)]
@@ -372,24 +383,15 @@ def _summary(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
         yield finding(INCONSISTENT if sure else QUESTION, "total", message + ask, q, lines=tuple(x.line for x in held))
 
 
-def _whole(grid: Grid) -> bool:
-    shares = [[q for r in grid.body if (q := r.figure(c, "percent"))] for c in grid.columns("percent")]
+def _unfilled(of: tuple[Grid, list[Quantity]]) -> bool:
+    """Whether a row of the column has no figure that adds to the total."""
+    grid, held = of
+    return sum(x is not None and x.exact for x in grid.column(held[0].column)) < len(grid.rows)
+
+
+def _whole(grid: Grid, name: str = "%") -> bool:
+    """Whether shares, those of the column `name` where the table has such, make a whole."""
+    columns = grid.columns("percent")
+    own = [c for c in columns if grid.header[c].lower().startswith(name)]
+    shares = [[q for r in grid.body for q in r.of("percent") if q.column == c] for c in own or columns]
     return any(0.99 < sum(q.value.mid for q in of) < 1.01 for of in shares if len(of) == len(grid.body))
-
-
-def _extreme(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
-    """The best row is said to be one that another of the same sizes beats."""
-    past = end_before(row, q)
-    before = row.text[max(past, q.start - 120) : q.start]
-    low = q.kind in TIMES and _LEAST.search(before)
-    high = (q.kind in (*RATES, "ratio") and _MOST.search(before)) or (q.kind in TIMES and _SLOWEST.search(before))
-    if bool(low) == bool(high) or re.search(r"(?i)\b(?:only|at|for|with|second|next|of the|per|each)\b", before[-30:]):
-        return
-    for grid, held in _columns(q, grids):
-        same = [x for x in held if x.value.mid == q.value.mid]
-        other = min(held, key=lambda x: x.value.mid) if low else max(held, key=lambda x: x.value.mid)
-        beaten = other.value.hi < q.value.lo if low else other.value.lo > q.value.hi
-        runs = [r for r in grid.body if other in r.quantities or (same[:1] and same[0] in r.quantities)]
-        if same and beaten and runs[0].own == runs[-1].own and runs[0].bare == runs[-1].bare:
-            message = f"{q.text} is not the {'least' if low else 'most'}: line {other.line} has {other.text}"
-            yield finding(QUESTION, "headline", f"{message}: of which rows is it?", q, other)

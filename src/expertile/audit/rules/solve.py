@@ -4,12 +4,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import prod
 
 from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
-from expertile.audit.quantity import is_tpot, same_statistic
+from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION
 from expertile.audit.rules.terms import COMMS, GIB, IF, SINGLE, WRITTEN, Law, combine, derived, law_of, terms
@@ -220,6 +221,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
             continue
         if target.figure and target.figure in row.quantities and EQUATION.search(row.text[: target.figure.start]):
             continue  # which `equations` works out
+        if target.figure and row.kind == "line" and _otherwise(row, target.figure):
+            continue
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
         off = [c[0].value * c[1].value / c[2].value for c in combos]
         mixed = any(t.kind == "gpu" for c in combos for t in c)
@@ -236,7 +239,10 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         far = ways and not any(
             f.meets(n, 30.0) or any(f.meets(n * s, 0.03) for s in (1e3, 1e-3)) for n in ways for f in off
         )
-        if combos and not any(_fits(c, factors) for c in combos) and not (far or _steady(row, combos[0], factors)):
+        others = (c for combo in combos for c in _beside(row, combo)) if lent else ()
+        if any(_fits(c, factors) for c in (*combos, *others)):
+            continue
+        if combos and not (far or _steady(row, combos[0], factors)):
             nearest = min(zip(off, combos, strict=True), key=lambda of: abs(math.log(of[0].mid)))
             broken.append(nearest[1])  # a total is of inputs and outputs
     two = lent and len(targets) == 2 and targets[0].text != targets[1].text
@@ -245,6 +251,20 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         known = all(len(some) == 1 and (not (f := some[0].figure) or f.noun != "other") for some in held)
         sure = known and not lent and all(t.near and t.named for t in broken[0])
         yield _broken(law, sure and (made == "rate" or _sure(row, law, broken[0])), broken[0], at)
+
+
+def _otherwise(row: Row, q: Quantity) -> bool:
+    """Whether two others of a sentence's figures make one: "76k reads/s of 4 KiB each, 311 MB/s" beside a latency."""
+    pairs = itertools.permutations([x.plain for x in row.quantities if x is not q and x.value.mid], 2)
+    return any(q.value.meets(made, 0.005) for x, y in pairs for made in (x * y, x / y))
+
+
+def _beside(row: Row, combo: tuple[Term, ...]) -> Iterator[tuple[Term, ...]]:
+    """The terms with another figure, of a table right above, in the place of a lent one."""
+    rows = [r for g in row.report.grids if g.block == row.block - 1 for r in g.rows]
+    for i, t in enumerate(combo):
+        others = (q for r in rows for q in r.of(t.kind) if q.value.mid) if t.figure not in row.quantities else ()
+        yield from ((*combo[:i], replace(t, value=q.value), *combo[i + 1 :]) for q in others)
 
 
 def _side(label: str) -> str:

@@ -1,4 +1,5 @@
-"""Formulas that the text states of its own columns: "speedup = eager / compiled", "t = t0 + bytes / bw"."""
+"""Formulas that the text states of its own columns: "speedup = eager / compiled", "t = t0 + bytes / bw", "computed as
+1 / Mean"."""
 
 import math
 import re
@@ -12,8 +13,8 @@ from expertile.audit.report import Report
 _NAME = r"[A-Za-zµ][\w.]*(?:[ -][A-Za-z]\w*){0,2}"
 _OPERAND = rf"(?:{_NAME}|\d+(?:\.\d+)?)"
 _FORMULA = re.compile(
-    rf"(?P<of>{_NAME}) ?(?:=|\bis\b|:=) ?(?P<by>\(*{_OPERAND}\)*(?:(?: ?[*/×÷+] ?|"
-    rf" [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/]| \((?!\w{{1,4}}\)))"
+    rf"(?P<of>{_NAME}) ?(?:=|\bis\b|:=|: [\w ,]{{0,40}}\b(?P<told>computed as)) ?"
+    rf"(?P<by>\(*{_OPERAND}\)*(?:(?: ?[*/×÷+] ?| [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/]| \((?!\w{{1,4}}\)))"
 )
 _TOKEN = re.compile(rf"{_OPERAND}|[-+*/()×÷−–]")
 _SIGNS = str.maketrans("×÷−–", "*/--")
@@ -27,9 +28,9 @@ def stated(report: Report) -> Iterator[Finding]:
     stated = [
         (number, m)
         for number, line in enumerate(report.lines, 1)
-        if re.search(r"(?:=|\bis\b).*[*/×÷+−–-]", line)
+        if re.search(r"(?:=|\bis\b|computed as).*[*/×÷+−–-]", line)
         for m in _FORMULA.finditer(_MARKS.sub("", line))
-        if len(re.findall(r"[A-Za-zµ]\w*", m["by"])) > (0 if re.search(r"\d\.\d", m["by"]) else 1)
+        if len(re.findall(r"[A-Za-zµ]\w*", m["by"])) > (0 if m["told"] or re.search(r"\d\.\d", m["by"]) else 1)
     ][:24]
     held = [*records(report)] if stated else []
     constants: dict[tuple[str, ...], set[Named]] = {}

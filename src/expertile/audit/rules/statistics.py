@@ -25,7 +25,7 @@ from expertile.audit.records import (
 from expertile.audit.report import Report
 from expertile.audit.units import RATES
 
-_RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "max": 100.0, "maximum": 100.0}
+_RANKS = {"min": 0.0, "minimum": 0.0, "median": 50.0, "med": 50.0, "max": 100.0, "maximum": 100.0}
 _MEANS, _STDS = ("mean", "avg", "average"), ("std", "stdev", "stddev", "sd", "sigma")
 _RATE_WORDS = {"throughput", "bandwidth", "tps", "qps", "rps", "speed"}
 _RATE_WORDS |= {"tflops", "gflops", "flops", "rate", "util", "fps"}
@@ -56,11 +56,9 @@ def related(report: Report) -> Iterator[Finding]:
     """All relations of each record; where many rows of a table break one, their names mean something else."""
     for _, some in itertools.groupby(records(report), lambda r: (r.block, r.kind)):
         held = [*some]
-        for rule in (_ordered, _objective):
-            found = [[*rule(record)] for record in held]
-            broken = [f for each in found for f in each]
-            if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
-                yield from broken
+        found = [[*_ordered(record)] for record in held]
+        if len(held) < 2 or sum(map(bool, found)) <= max(1, 0.25 * len(held)):
+            yield from itertools.chain(*found)
 
 
 def _rank(word: str) -> float | None:
@@ -104,27 +102,6 @@ def _ordered(record: Record) -> Iterator[Finding]:
             if std.value - std.off > span / math.sqrt(2) > 0:
                 message = f"values within {held[0.0].text} and {held[100.0].text} deviate by {span / 2:.3g} at most"
                 yield finding(INCONSISTENT, "order", f"{message}, not {std.text}", std, held[0.0], held[100.0])
-
-
-def _objective(record: Record) -> Iterator[Finding]:
-    """A share of the requests within a limit of which a percentile says that it is larger, or smaller."""
-    shares = [f for f in record.figures if {*f.words} >= {"within", "slo"} and (f.kind == "percent" or f.value > 1)]
-    limits = [f for f in record.figures if "slo" in f.words and f not in shares]
-    for share, limit in ((s, x) for s in shares for x in limits if {*x.words} < {*s.words}):
-        name = {*limit.words} - {"slo"}
-        value = share.value * (100 if share.kind == "percent" else 1)
-        for f in record.figures if name else ():
-            of = statistic(f.words)
-            rank = of[0] if of and {*of[1]} == name and f.kind == limit.kind else None
-            if not isinstance(rank, float) or not 0 < rank < 100:
-                continue
-            least, most = (rank, 100.0) if f.value <= limit.value else (0.0, rank)
-            if not least - 0.11 <= value <= most + 0.11:
-                bound = "at least" if least else "at most"
-                message = f"{f.name} is {f.text} of {limit.text}, so {bound} {rank:g} % are within, not {share.text}"
-                # Those that failed may count as outside.
-                yield finding(QUESTION, "order", f"{message}: of which requests?", share, f, limit)
-                break
 
 
 def summaries(report: Report) -> Iterator[Finding]:

@@ -116,7 +116,8 @@ def _proportions(grid: Grid, passes: bool = True) -> Iterator[Finding]:
             chosen |= kinds == {"ratio"} or (n == 1 and kinds == {"time"})  # of different things
             chosen |= bool(re.search(r"(?i)\bp\d\d\b", target.name)) or not all(f.name.strip() for f in some)
             if ways and not chosen and len({f.column for f in some}) == n:
-                yield from _odd_row(grid, target, some, timed, passes, found)
+                rest = [f for f in others if f not in some]
+                yield from _odd_row(grid, target, some, timed, passes, found, rest)
 
 
 def slips(report: Report) -> Iterator[Finding]:
@@ -157,9 +158,16 @@ def _varies(values: Iterable[Interval]) -> bool:
 
 
 def _odd_row(
-    grid: Grid, target: _Factor, some: tuple[_Factor, ...], timed: bool, passes: bool, found: set[int]
+    grid: Grid,
+    target: _Factor,
+    some: tuple[_Factor, ...],
+    timed: bool,
+    passes: bool,
+    found: set[int],
+    rest: list[_Factor],
 ) -> Iterator[Finding]:
-    """`found` are rows that are asked about, and columns, below zero, of which all rows say what they are made of."""
+    """`found` are rows that are asked about, and columns, below zero, of which all rows say what they are made of.
+    What is off as a column of the `rest` is follows from that too."""
     made = {r: x for r, x in some[0].cells.items() if r in target.cells and all(r in f.cells for f in some)}
     for f in some[1:]:
         made = {r: x * f.cells[r] for r, x in made.items()}
@@ -178,7 +186,7 @@ def _odd_row(
     pure = exact(middle).meets(1.0, 0.002) and (
         (target.kind == "number" and len({f.kind for f in some}) == 1) or all(f.width < 0.01 for f in factors.values())
     )
-    few = len(some) == 2 and not timed and len(grid.body) < 5 and not pure
+    few = (len(some) == 2 or len(grid.header) > 6) and not timed and len(grid.body) < 5 and not pure
     if few or not middle or len(odd) != 1 or not (timed or exactly) or odd[0] in found:
         return
     row, should = grid.body[odd[0]], middle * made[odd[0]].mid
@@ -195,6 +203,9 @@ def _odd_row(
     other |= any(x is not q and x.value.width < 0.2 and x.value.meets(should, FIT) for x in row.of(target.kind))
     if len(some) == 2 and any(len({f.cells[r].mid for r in made if r not in odd}) < 2 for f in some):
         return  # in which of the ways?
+    for f in (f for f in rest if odd[0] in f.cells):
+        like = {x.mid for r, x in f.cells.items() if r != odd[0]}
+        other |= len(like) == 1 and (f.cells[odd[0]] / like.pop()).meets(off, 0.002)
     # Another shape alone may be another work.
     used = {f.name.lower() for f in some}
     works = _works(grid.body, used)
@@ -324,7 +335,7 @@ def _pair(grid: Grid, index: int, told: Cells, ones: list[int]) -> Iterator[Find
 
 
 def _broken(best: Made, q: Quantity, r: int, ask: bool) -> Finding:
-    t, x = best.cells[r], best.all_forms(r)[0].mid
+    t, x = best.cells[r], best.cells[r].value.mid
     if best.quotient:
         bare = t.kind == "number" and re.fullmatch(r"[\d,]+ / [\d,]+", t.text)  # of sizes that nobody measured
         return finding(QUESTION if bare else INCONSISTENT, "ratio", wrong(t.text, x, q, best.name), q, lines=t.lines)

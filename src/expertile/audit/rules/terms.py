@@ -51,6 +51,9 @@ _DERIVED = re.findall(
 _DONE = re.compile(r"(?i)really|actual|executed|issued|non-?zero")
 _NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
 _REST = re.compile(r"(?i)\W*(?:(?:for|of) (?:the )?(?:rest|others?|headroom|slack)|(?:are |is )?(?:left|free|spare))\b")
+_MORE = re.compile(
+    r"(?i)\b(?:add(?:s|ed|ing)?|sav(?:es?|ed|ing))\W+(?:(?:only|just|about|another|some)\W+)?$"
+)  # "adds 9 us"
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
 WRITTEN = re.compile(
@@ -154,6 +157,7 @@ def terms(row: Row) -> tuple[Term, ...]:
     held = [
         q for q in held if not each and not WRITTEN.search(row.text[: q.start] + "GB in 1 s:")
     ]  # in memory, not moved
+    held += [q for q in row.of("time") if row.kind == "line" and _MORE.search(row.text[: q.start])]
     held += [q for q in row.of("bytes") if _REST.match(q.after) or re.search(r"rest of [\w ]*$", row.text[: q.start])]
     if alg := [q for q in row.of("bandwidth") if re.search(r"(?i)\balg", q.label)]:
         held += [q for q in row.of("bandwidth") if q not in alg]  # the bus's is of no traffic

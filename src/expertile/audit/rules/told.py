@@ -13,7 +13,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.interval import NUMBER, ODD, Interval, exact, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import on_sheet
+from expertile.audit.rules.hardware import end_before, on_sheet
 from expertile.audit.rules.made import printed_as
 from expertile.audit.rules.tables import wrong
 from expertile.audit.units import RATES, TIMES, TYPED
@@ -58,6 +58,12 @@ _COMPARES = re.compile(
     r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
     r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
 )
+# "fell from 19 to 11 ms, and the time in all-to-all by 47 %"
+_OF_NEXT = re.compile(r"\band \w+ [^%]*?\w+ \w+ (?:by )?$")
+_OF_ANOTHER = re.compile(r"\b(?:and|while|whereas|but) (?:the|its|their|our|that)\b[^;%]*\bby $")
+_FASTER = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
+_NAMED = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
+_PLUS = re.compile(r"^[^,;]*(?:\bplus\b|\+)[^,;]*$")  # "64 MiB of values plus 8 MiB of indices"
 _BARE = re.compile(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
 
 
@@ -219,6 +225,10 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
             continue
         if any(_either(q, a, b, change) for of in several for a, b in itertools.combinations(of, 2)):
             continue
+        threes = (x for of in several for x in itertools.permutations(of, 3))
+        threes = (x for x in threes if _PLUS.search(head[x[0].end : x[1].start]))
+        if any(may_be(q, (a.value + b.value) / c.value, change) for a, b, c in threes):
+            continue
         base = re.search(r"(?i)\bcompared (?:to|with|against) (?:the |an? )?([\w-]+)", row.text)
         if base and not any(base[1].lower() in f"{x.label} {x.after}".lower() for x in own):
             continue  # another one, of which nothing is said here
@@ -228,7 +238,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         if not size and (sure or known or not _THAN.search(q.after[:24])):
             # Where the sentence has two ratios, the other must follow.
             follow = [o for o in said if o is not q and two and _either(o, two[0], two[1])]
-            if follow and re.search(r"\band \w+ [^%]*?\w+ \w+ (?:by )?$", head[several[-1][-1].end :]):
+            if re.search(_OF_NEXT if follow else _OF_ANOTHER, head[several[-1][-1].end :]):
                 continue  # "by 96 %, from 870 to 34 us, and improved the latency by 6 %"
             ahead = several[-1][-2].start - q.end  # of these two only by its place
             far = ahead > 48 or (ahead > 0 and q.text[0] in "+-−")
@@ -263,3 +273,37 @@ def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
     # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
     other = re.search(r"\d", between) or re.search(r"\d ?(?:→|->) ?$", before)
     return bool(told and not other and (_FROM.search(f"{before[-8:]} {between}") or close or last))
+
+
+def twins(report: Report) -> Iterator[Finding]:
+    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
+    records: dict[tuple[str, ...], list[Row]] = {}
+    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
+        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
+    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
+    blocks = {r.block for of in records.values() for r in of}
+    for row in report.lines_of_text if pairs else ():
+        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
+            past = end_before(row, q)
+            said = f" {' '.join(words_of(row.text[past : q.start]))} "
+            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
+                name = " ".join(words_of(re.sub(r"\(.*?\)", "", a.label)))
+                same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
+                base = re.search(rf"\b(?:against|over|than|vs|to) (?:the )?{re.escape(name)} ", said)
+                if len(name) > 3 and f" {name} " in said and not (same or base):
+                    yield not_made(q, [a, b], False)
+
+
+def direction(row: Row) -> Iterator[Finding]:
+    """ "CUDA 3.21 ms, Triton 4.21 ms: Triton is 1.31x faster": the name before the ratio stands at one figure alone."""
+    for q, m in ((q, m) for q in row.of("ratio") if q.exact and (m := _FASTER.match(row.text, q.end))):
+        pair = next((held for r in (row, row.before) if r for k in TIMES if len(held := r.of(k)) == 2), None)
+        names = {n.lower() for n in _NAMED.findall(re.split(r"[,;:.] ", row.text[: q.start])[-1])}
+        of = [{n for n in names if n in x.label[-24:].lower()} for x in pair or ()]
+        if pair and all(x.exact and x.value.mid for x in pair) and bool(of[0]) != bool(of[1]):
+            own, other = pair if of[0] else pair[::-1]
+            gain = other.value.mid / own.value.mid
+            if (gain > 1) != bool(m[1]) and 0.9 < max(gain, 1 / gain) / q.value.mid < 1.1:
+                name = min(of[0] or of[1])
+                message = f"{name} has {own.text}, the other {other.text}: is it {q.text} {m[0].strip()}?"
+                yield finding(QUESTION, "ratio", message, q, own, other)

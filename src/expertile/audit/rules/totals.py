@@ -36,7 +36,7 @@ _NO_PART = re.compile(
 )
 _RANK = (
     r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
-    r"(median)|(max(?:imum)?|slowest))(?![a-z])"
+    r"(med(?:ian)?)|(max(?:imum)?|slowest))(?![a-z])"
 )
 _RANKED = re.compile(rf"{_RANK}|\b(mean|avg|average)\b")
 _RANK_NEAR = re.compile(_RANK)
@@ -56,7 +56,7 @@ _EACH = re.compile(
 _MEAN_OF = re.compile(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
 _TOGETHER = re.compile(
     r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
-    r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|\("
+    r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|^\W*\(|\(\W*\|"
 )
 _SERVED = ("user", "stream", "request", "sequence", "client", "session", "slot")
 _KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "tokens", "power", "energy", "money")
@@ -172,8 +172,10 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
-        means = may_come_to(values, total)
-        usual = means[-2 if "geo" in label.lower() else 0]
+        if all(v.meets(q.plain) for v in values):
+            continue  # what all rows share: the time in which they ran side by side
+        means = may_come_to(values, total, "geo" in label.lower())
+        usual = means[0]
         means += [] if total else weighted(body, [v for b in body if (v := b.figure(q.column, q.kind))])
         good += any(q.plain.meets(m, FIT) for m in means)
         exactly += any(q.plain.meets(m, 0.002) for m in means)
@@ -292,7 +294,7 @@ def _pair(row: Row, a: Quantity, b: Quantity) -> Iterator[Finding]:
         return  # of other things
     them = _COUNTED.search(between) if whole is b else None  # "90 epochs 9.2 hours", "the eight of them draw 6.4 kW"
     direct = them is not None and _name(them["noun"] or them["one"]) in (noun, "")
-    if not direct and not _TOGETHER.search(between + row.text[b.end : b.end + 20]):
+    if not direct and not _TOGETHER.search(f"{between}|" + row.text[b.end : b.end + 20]):
         return
     times = whole.plain / one.plain
     ns = counts.get("" if direct and "" in counts else noun) or {*row.report.everything.of("gpus")} - {1.0}

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from expertile.audit.finding import Lines
 from expertile.audit.interval import Interval, exact
@@ -91,6 +92,7 @@ def _by_formula(row: Row) -> Term | None:
     return None
 
 
+@lru_cache(maxsize=1 << 14)
 def work_of(row: Row) -> Term | None:
     """What the row computed; None where its sizes are not known."""
     if row.kind == "table" and (made := _by_formula(row)):
