@@ -138,10 +138,11 @@ def add(
                 records = timed(w, session, rivals, _BUDGET)
             except Exception as error:
                 say(f"{record_name(w)}: {failure_of(error, session.site.torch_device).reason}")
-                release(session.site.torch_device)
                 continue
+            finally:
+                release(session.site.torch_device)
+                freeze()
             append(path, *records)
-            freeze()
             joined = _joined(problems[i], old, [r for r in records if r.status == "ok"])
             if joined is not None:
                 problems[i], count = joined, count + 1
