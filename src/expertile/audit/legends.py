@@ -25,6 +25,12 @@ _NO_MEASURE = re.compile(
 _KINDS = ("time", "bytes", *RATES)  # whose units a text states for a whole column
 
 
+def _odd(cell: str) -> bool:
+    """Whether a whole number looks measured: large, and neither a round one nor one of a machine's sizes."""
+    n = int(cell.replace(",", "")) if re.fullmatch(r"[\d,]*\d", cell) else 0
+    return n >= 100 and bool(n % 5 and n % 8)
+
+
 def with_units(blocks: list[Block], text: str) -> list[Block]:
     """The blocks with the one unit that the text near a table states for all figures, in heads that have none."""
     found = [(u, m.end()) for m in _ALL_IN.finditer(text) if (u := match_unit(text[m.end() :]))]
@@ -64,7 +70,7 @@ def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
         return table
     for c, h in enumerate(header):
         cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
-        decimal = sum(bool(re.match(r"\d[\d,]*\.\d", cell)) for cell in cells) * 2 > len(cells)
-        if decimal and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
+        measured = sum(bool(re.match(r"\d[\d,]*\.\d", cell) or _odd(cell)) for cell in cells) * 2 > len(cells)
+        if measured and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
             header[c] = f"{h} ({name})"
     return replace(table, header=tuple(header))
