@@ -85,6 +85,9 @@ def retold(report: Report) -> Iterator[Finding]:
             if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
+                if _UP_TO.search(row.text[: q.start]):  # of all, unless one is named right behind
+                    some = re.split(r"[,;:]| and ", row.text[q.end :])[0]
+                    named = [(g, rows) for g, rows in named if len(rows) == len(_named(g, row, some)) == 1]
                 if q.kind in ("ratio", "percent"):
                     yield from _of_tables(row, q, cells, named or [(g, g.rows) for g in below or near], bool(below))
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
