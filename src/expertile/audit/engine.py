@@ -14,7 +14,6 @@ from expertile.audit.rules import (
     equations,
     formulas,
     headlines,
-    known,
     laws,
     limits,
     peaks,
@@ -32,7 +31,7 @@ from expertile.device import Device
 RULES = (
     *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions, laws.laws),
     *(tables.slips, solve.rows, amounts.counted, amounts.spent),
-    *(told.ratios, retold.retold, headlines.titles, totals.totals, totals.orders),
+    *(told.ratios, retold.retold, headlines.changes, totals.totals, totals.orders),
     *(statistics.related, statistics.summaries),
     *(
         clock.clocks,
@@ -44,7 +43,7 @@ RULES = (
         capacity.held,
         capacity.weights,
     ),
-    *(capacity.sped_up, known.tensors, capacity.counted),
+    *(capacity.sped_up, capacity.counted),
     *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks),
     *(claims.attention_share, totals.shared),
 )

@@ -1,5 +1,5 @@
-"""Claims without a figure of their own, or with one alone: the best of a table, in how many of its rows, a bound that
-none passes, a title above two lines."""
+"""Claims without a figure of their own, or with one alone: in how many rows of a table it wins, a gain below two lines
+"before" and "after"."""
 
 import itertools
 import re
@@ -39,14 +39,8 @@ _OTHER_PART = re.compile(
 _ENDS = re.compile("[,;:(]")
 
 
-def said(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """A sentence against the tables of three rows and more near it."""
-    yield from _won(row, grids)
-
-
-def titles(report: Report) -> Iterator[Finding]:
-    """ "3.9x for long contexts" above two lines, "before 812 us" and "after 305 us", that make another ratio; or, some
-    lines below them, "latency down by 80 %"."""
+def changes(report: Report) -> Iterator[Finding]:
+    """ "Latency down by 80 %" some lines below "before 812 us" and "after 305 us", which make another change."""
     lines = report.lines_of_text
     befores = [(i, r) for i, r in enumerate(lines) if _BEFORE.match(r.text)]
     afters = ((r, s) for i, r in befores for s in lines[i + 1 : i + 4] if _AFTER.match(s.text))
@@ -58,11 +52,6 @@ def titles(report: Report) -> Iterator[Finding]:
         if (a := r.only(k)) and (b := next((x for x in s.of(k) if x.exact and mid(x)), None))
     ]
     for row in lines if pairs else ():
-        q = row.only("ratio") if len(row.quantities) == 1 and not APART.search(row.text) else None
-        near = [(a, b) for a, b in pairs if 0 < a.line - row.line < 20]
-        other = q and any(c.value.meets(q.value, 0.02) for r in report.all_rows if r is not row for c in r.of("ratio"))
-        if q and len(near) == 1 and not other and not may_be(q, near[0][0].value / near[0][1].value, "", 0.03):
-            yield not_made(q, [*near[0]], False)
         for q in row.of("percent", "ratio") if not APART.search(row.text) else ():
             words = own_words(row, q).lower()
             named = [some for form, some in _MEASURE if re.search(form, words) and not _OTHER_PART.search(words)]
@@ -72,14 +61,6 @@ def titles(report: Report) -> Iterator[Finding]:
             if q.exact and len(near) == 1 and not later and (OUTCOME.search(words) or " by " in words):
                 (a, b), change = near[0], change_of(row, q, False, q.start - end_before(row, q))
                 yield from [] if may_be(q, a.value / b.value, change, 0.03) else [not_made(q, [a, b], False)]
-
-
-def _at(row: Row, text: str, q: Quantity, *beside: Quantity, verdict: str = QUESTION, message: str = "") -> Finding:
-    """A finding about some words of a sentence, which may run over several lines, and figures of a table."""
-    lines = row.report.lines
-    word = text.split()[0]
-    line = next((n for n in range(row.line, min(row.line + 6, len(lines)) + 1) if word in lines[n - 1]), row.line)
-    return Finding(verdict, "headline", line, text, message, tuple(x.line for x in (q, *beside)))
 
 
 def _pairs(g: Grid) -> list[tuple[Row, Quantity, Quantity]]:
@@ -99,7 +80,7 @@ def _clause(text: str, form: re.Pattern[str]) -> tuple[int, int]:
     return (max(text.rfind(c, 0, m.start()) for c in ",;:(") + 1, end.start() if end else len(text)) if m else (0, 0)
 
 
-def _won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
+def won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "Ahead at 9 of the 10 sizes" beside a table of ten rows and two columns; "faster on every shape" where in one
     row it is not."""
     first, last = _clause(row.text, _ALL)  # "…, with the largest gain, 1.30x, at 4096 tokens" is no part of the claim
@@ -121,4 +102,4 @@ def _won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
         if m and alone and of == len(pairs) >= n not in counts and not _BY.search(row.text.replace(m[0], "")):
             each = f"{counts[0]} are less in the first column and {counts[1]} in the second"
             message = f"of {of:.0f} rows {each}, not {n:.0f}"
-            yield _at(row, m[0], *(x for _, x, _ in pairs), verdict=INCONSISTENT, message=message)
+            yield Finding(INCONSISTENT, "headline", row.line, m[0], message, tuple(x.line for _, x, _ in pairs))

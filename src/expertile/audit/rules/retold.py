@@ -69,7 +69,7 @@ def retold(report: Report) -> Iterator[Finding]:
             continue
         yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
         yield from _grown(row, above)
-        yield from headlines.said(row, long)
+        yield from headlines.won(row, long)
         for q in (q for q in row.quantities if q.value.mid):
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
@@ -207,10 +207,6 @@ def _of_tables(
     gains = [mid(x) for c, rows in columns if up_to for r in rows if (x := r.figure(c, q.kind))]
     made = gains if len(gains) > 2 and q.kind == "ratio" else made  # a column has them all
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
-    if q.kind == "percent" and len(columns) == 1 and len(gains) > 2 and 1.04 * max(gains) < q.value.lo < 2 * max(gains):
-        message = f"no row has more than {100 * max(gains):.3g} %: of which is it {q.text}?"
-        yield finding(QUESTION, "headline", message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
-        return
     change = "loss" if off_time else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
