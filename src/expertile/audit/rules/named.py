@@ -195,11 +195,6 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
                     parts = [float(x) for x in digits.split(":")]
                     yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
                     continue
-                if "n" not in of.kinds.split():
-                    unit = match_unit(text[m.end() :].lstrip())
-                    value = printed(digits) * (unit[0].low if unit else 1.0)
-                    yield from [Named("", of.kinds, value, digits, row.line, row)] if unit else []
-                    continue
                 scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
                 near = (
                     n for n in range(row.line, row.line + 5) if n <= len(report.lines) and m[0] in report.lines[n - 1]
