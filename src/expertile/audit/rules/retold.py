@@ -249,11 +249,6 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     only = {of: bool(of) and not any(f" {of} " in f" {n} " for n in longer - {of}) for of in found}
     rows = rows or [r for r, of in zip(grid.rows, found, strict=True) if only[of]]
     told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
-    if not rows and (m := re.search(r"\b(\d+) ?(?:→|->|to) ?(\d+)\b(?! ?[a-z%])", clause)):  # "2 → 4: 2.60×"
-        ends = {float(m[1]), float(m[2])}
-        for name in {*grid.rows[0].own, *grid.rows[0].bare}:
-            some = [r for r in grid.rows if (r.own | r.bare).get(name) in ends]
-            rows = some if len(some) == 2 else rows
     rows = rows or [
         r for r in grid.rows if any(q.kind == c.kind and c.value.meets(q.value) for c in r.quantities for q in told)
     ]

@@ -20,7 +20,6 @@ _TOKEN = re.compile(rf"{_OPERAND}|[-+*/()×÷−–]")
 _SIGNS = str.maketrans("×÷−–", "*/--")
 _STEPS = (1.0, 100.0, 0.01)
 _MARKS = re.compile(r"(?<=\S)[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
-_MODEL = ("model", "predicted", "prediction", "fit", "fitted", "estimate", "estimated")
 
 
 def stated(report: Report) -> Iterator[Finding]:
@@ -97,8 +96,6 @@ def _rows(of: str, tokens: list[str], held: list[Record], lone: dict[tuple[str, 
         target = _begins(record, of) or _operand(of, record, {}) or _operand(of.split()[-1], record, {})
         if isinstance(target, Named):
             record = replace(record, figures=[f for f in record.figures if f is not target])
-        if target is None and len(of) <= 2:
-            target = next((f for f in record.figures if {*f.words} & {*_MODEL}), None)
         parts = {t: p for t in names if isinstance(p := _operand(t, record, lone), Named)}
         if not isinstance(target, Named) or len(parts) < len({*names}) or target in parts.values():
             continue
