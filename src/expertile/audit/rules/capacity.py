@@ -1,6 +1,4 @@
-"""What a named part holds and carries: memory above its capacity, a prompt read faster than its peak allows, work above
-the roof that its intensity sets, ports' bits taken for bytes, Amdahl's bound.
-"""
+"""What a named part holds and gains: memory above its capacity, Amdahl's bound, scores that are no whole number."""
 
 import re
 from collections.abc import Iterator

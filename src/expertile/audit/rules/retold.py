@@ -1,5 +1,5 @@
 """What sentences say of the tables and records near by: figures that these have otherwise, gains that no two of their
-figures make, best cases that no row reaches, means, totals and extremes; and which of two is faster. It asks only."""
+figures make, best cases that no row reaches, means and totals; and which of two is faster."""
 
 import itertools
 import math
