@@ -558,12 +558,6 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "185.4",
         ),
         (
-            "memory",
-            "All of these ran on A100 80GB boxes.\n\nMixtral 8x7B runs on one such card too, {} B params in bfloat16.",
-            "46.7",
-            "36.7",
-        ),
-        (
             "compression",
             "The 70.6 billion parameters became 4-bit integers with an fp16 scale for each 128. The whole checkpoint "
             "is now {} GB on disk.",

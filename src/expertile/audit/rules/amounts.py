@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from statistics import median_high
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
@@ -144,23 +143,6 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     also = (1.0, *half, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
     also += tuple(report.everything.of("batch")) * (count > 1)
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
-
-
-def cached(report: Report) -> Iterator[Finding]:
-    """A table of caches, in proportion to its layers, KV heads and head dimension in all rows but one."""
-    lone = len(report.everything.of("head_dim")) == 1
-    for g in report.grids:
-        own = [(r, [r.own.get(n, 1.0 if n == "head_dim" and lone else 0.0) for n in _HEADS]) for r in g.body]
-        for c in g.columns("bytes", "B/token"):
-            cells = [(q, q.plain / exact(n), sizes) for r, sizes in own if (n := prod(sizes)) and (q := r.figure(c))]
-            middle = median_high(x.mid for _, x, _ in cells) if len(cells) > 3 else 0.0
-            odd = [(q, n) for q, x, n in cells if middle and not x.meets(middle, 0.01)]
-            formats = {r.facts.of("formats") for r, _ in own}
-            if len(odd) == 1 and len(formats) == 1:
-                ((q, sizes),) = odd
-                made = f"{' · '.join(f'{s:.0f}' for s in sizes if s != 1)} make {si(middle * prod(sizes), 'B')}"
-                message = f"{made} as in all other rows, not {q.text}: is it of the same cache?"
-                yield finding(QUESTION, "memory", message, q)
 
 
 def spent(report: Report) -> Iterator[Finding]:

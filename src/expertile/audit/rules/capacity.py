@@ -1,11 +1,9 @@
-"""What a named part holds and carries: memory above its capacity, a prompt read faster than its peak allows, work above
-the roof that its intensity sets, ports' bits taken for bytes, Amdahl's bound.
-"""
+"""What a named part holds and gains: memory above its capacity, Amdahl's bound, scores that are no whole number."""
 
 import re
 from collections.abc import Iterator
 
-from expertile.audit.facts import DIGITS, facts
+from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval
 from expertile.audit.quantity import Quantity
@@ -23,11 +21,6 @@ _NOT_HELD = re.compile(
 )
 # "nothing offloaded to the host, no unified memory"
 _DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?:\s\w+){0,2}?\s(?:offload\w*|managed|unified|uvm)")
-_PREFIX = {"M": 1e6, "G": 1e9, "T": 1e12}
-_BITS_AS_BYTES = re.compile(
-    r"(?P<a>\d+(?:\.\d+)?) ?(?P<p>[MGT])(?:b/s|bps|bit/s|bE)\b(?: per \w+)?,? \(?"
-    r"(?:i\.e\.,?|that is|or|=|which (?:is|makes|gives)|thus|→|->) (?P<b>\d+(?:\.\d+)?) ?(?P<r>[MGT])B/s"
-)
 _PART = re.compile(
     r"(?i)(?:takes?|is|are|spends?|accounts? for)[^.;%]{0,24}% of (?:the |an? )?(?:\w+ ){0,2}(?:step|time|runtime|run)"
     r"|% of (?:the |an? |all )?(?:\w+ ){0,3}(?:step|time|runtime)\b"
@@ -45,7 +38,6 @@ _ONCE = re.compile(r"single run|greedy")
 _OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
 _SIZES = {"humaneval": 164.0, "humaneval+": 164.0, "mbpp": 500.0, "mbpp+": 378.0, "math-500": 500.0}
 _SIZES |= {"gpqadiamond": 198.0}
-_USED = re.compile(r"\| *(\d+)(?: ?Mi?B)? / *(\d+) ?Mi?B *\|")
 _PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 
@@ -77,15 +69,6 @@ def held(report: Report) -> Iterator[Finding]:
                     yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
 
 
-def used(report: Report) -> Iterator[Finding]:
-    """ "31276MiB / 24564MiB |", as nvidia-smi prints it: more memory in use than there is."""
-    for number, line in enumerate(report.lines, 1):
-        for m in _USED.finditer(line):
-            if int(m[1]) > int(m[2]):
-                text = m[0].strip(" |")
-                yield Finding(IMPOSSIBLE, "memory", number, text, f"{m[1]} MiB are in use of {m[2]} MiB", (number,))
-
-
 def weights(report: Report) -> Iterator[Finding]:
     """Rows of GPUs and a format whose weights, as another table has them, they cannot hold."""
     if re.search(r"offload|streamed|managed|unified|\buvm\b", _DENIED.sub("", report.text)):
@@ -112,21 +95,6 @@ def weights(report: Report) -> Iterator[Finding]:
                 message = f"{q.text} of {formats[0]} weights are more than {m[1]} × {row.devices[0].name} have"
                 message += f", {si(most, 'B')}"
                 yield Finding(QUESTION, "memory", row.line, m[0].strip(), f"{message}: are all held there?", (q.line,))
-
-
-def ports(report: Report) -> Iterator[Finding]:
-    """ "2 ports at 200 Gb/s, i.e. 400 GB/s": bits that are taken for bytes."""
-    for row in report.lines_of_text:
-        for m in _BITS_AS_BYTES.finditer(row.text):
-            words = re.findall(r"[\w.]+", row.text[: m.start()].lower())[-12:]
-            counts = [1.0, *(float(DIGITS.get(w, w)) for w in words if w in DIGITS or re.fullmatch(r"[2-9]|1\d", w))]
-            bits, nbytes = float(m["a"]) * _PREFIX[m["p"]] / 8, float(m["b"]) * _PREFIX[m["r"]]
-            off = [nbytes / (bits * n) for n in counts]
-            if not any(abs(x / y - 1) < 0.06 for x in off for y in (1.0, 2.0)):
-                for n in [n for n, x in zip(counts, off, strict=True) if abs(x / 8 - 1) < 0.01][:1]:
-                    each = f"{f'{n:.0f} × ' * (n > 1)}{m['a']} {m['p']}b/s"
-                    message = f"{each} is {si(bits * n, 'B/s')}, not {m['b']} {m['r']}B/s: a byte has 8 bits"
-                    yield Finding(INCONSISTENT, "bandwidth", row.line, m["b"], message, (row.line,))
 
 
 def sped_up(report: Report) -> Iterator[Finding]:

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from expertile.audit.facts import BITS, DIGITS, facts
+from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, quantities
-from expertile.audit.records import records
 from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.terms import MODEL, parameters
 from expertile.audit.rules.told import may_be
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
@@ -59,21 +57,12 @@ _MEANT = re.compile(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
-_MADE = re.compile(r"(?i)\b(?:generated|output|completion|new) tokens\b(?! ?/)|\btokens generated\b")
 _PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
 _PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
 _COUNT = re.compile(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
 _LENGTH = re.compile(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
-_TWO = re.compile(r"(\d+) ?(?:/|vs\.?|:) ?(\d+)")
 _FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
-_ONE = r"(?P<n{}>a|an|one|(?:a|one) single|single|two|four|eight|[248])"
-_CARD = r"(?:[\w-]+ ){0,2}(?:GPUs?|cards?|[AHBLV]\d{2,3}s?|\d0\d0s?)"
-_HOLDS = re.compile(
-    rf"(?i)\b{_ONE.format(1)} {_CARD}(?: \(?\d+ ?GB\)?)? (?:holds?|fits?|suffices?|(?:is|are) enough)|"
-    rf"\b(?:fits?|runs?|goes|loads?) (?:[a-z]+ ){{0,2}}?(?:on|in|into|onto) {_ONE.format(2)} {_CARD}"
-)
-_NO_FIT = re.compile(r"(?i)\bno[tr]?\b|n't|never|cannot|offload|stream|layer|lora|would|half|unless|too (?:big|large)")
 
 
 def _bits(text: str) -> list[int]:
@@ -103,8 +92,6 @@ def compression(report: Report) -> Iterator[Finding]:
             if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
                 yield from _beyond(large, small, bits, known and some is not both, 1.08)
-    for row in report.all_rows:
-        yield from _across(row) if row.kind != "line" else ()
     for grid in report.grids:
         yield from _shrunk(grid, wide)
         for c in grid.columns("bytes", "B/token", "B/param"):
@@ -156,16 +143,6 @@ def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool, slack: flo
         ratio = f"{base.text} / {q.text} is {base.value.mid / q.value.mid:.3g}x"
         message = f"{ratio}; the bits give at most {most:.3g}x"
         yield finding(INCONSISTENT if sure else QUESTION, "compression", message, q, base)
-
-
-def _across(row: Row) -> Iterator[Finding]:
-    """Figures of one row or record whose names differ in their format only: "bf16_weights_gb", "int4_weights_gb"."""
-    labels = [(q, q.label.replace("_", " ")) for q in row.of("bytes") if q.exact and q.value.mid > 1e6]
-    named = [(replace(q, value=q.plain), _bits(x), _WORD.findall(_FORMAT.sub(" ", x.lower()))) for q, x in labels]
-    named = [of for of in named if len(of[1]) == 1] if not _NOT_BITS.search(row.text.replace("_", " ")) else []
-    for (q, to, name), (base, of, other) in itertools.permutations(named, 2):
-        if to[0] <= min(8, of[0]) and name == other:
-            yield from _beyond(base, q, [to[0], of[0]], False, 1.08)
 
 
 def _column(held: list[tuple[Row, Quantity]], wide: list[int]) -> Iterator[Finding]:
@@ -232,7 +209,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             at = next((pause.end() for form in _PAUSES if (pause := form.search(text, a.end, b.start))), a.end)
             yield from _unequal(said[0], lines, (a, _work(text[:at])), (b, _work(text[at:])))
     for grid in report.grids:
-        yield from _of_two(grid)
         cells = [(r, q, t) for r in grid.body if (q := r.only("ratio")) and (t := r.only("time"))]
         bases = [(r, t) for r, q, t in cells if q.value.meets(1.0, 0.001)]
         before = {
@@ -252,61 +228,6 @@ def _printed(report: Report, row: Row) -> list[tuple[Quantity, dict[str, float]]
     alike = [(r, t) for r, t, form in timed if [f for *_, f in timed].count(form) == 2]
     held = [(t, {n: s.value for n in _WORK if (s := r.size(n)) and s.near}) for r, t in alike]
     return held if len(held) == 2 else []
-
-
-def _of_two(grid: Grid) -> Iterator[Finding]:
-    """The one cell "4 / 2" of a column in which all others have one size twice, beside a speed-up."""
-    for c, name in enumerate(grid.header):
-        cells = [row.text.split("; ")[c].rpartition(": ")[2] if row.text.count("; ") >= c else "" for row in grid.body]
-        pairs = [_TWO.fullmatch(cell) for cell in cells]
-        odd = [(row, m) for row, m in zip(grid.body, pairs, strict=True) if m and m[1] != m[2]]
-        if len(odd) == 1 and len(pairs) > 2 and all(pairs):
-            ((row, m),) = odd
-            if (q := row.only("ratio")) and q.value.lo > 1:
-                message = f"{name} is {m[0]}, twice the same in all other rows: is {q.text} of the same work?"
-                yield finding(QUESTION, "equal work", message, q)
-
-
-def _compared(row: Row) -> tuple[list[Quantity], list[Quantity]]:
-    """The two times of a sentence and the one speed-up that it says they make, or nothing."""
-    times, gains = ([q for q in row.of(kind) if q.exact] for kind in ("time", "ratio"))
-    return (times, gains) if (len(times), len(gains)) == (2, 1) and not _MEANT.search(row.text) else ([], [])
-
-
-def unequal_runs(report: Report) -> Iterator[Finding]:
-    """A speed-up of two runs' durations, whose lists of figures say that they made unequal numbers of tokens."""
-    runs = [r for r in records(report) if r.kind == "lines" and len(r.figures) > 4]
-    for row in report.lines_of_text if len(runs) > 1 else ():
-        times, gains = _compared(row)
-        if not gains:
-            continue
-        for a, b in itertools.permutations(runs, 2):
-            of = {f.words: f for f in b.figures}
-            both = [(f, of[f.words]) for f in a.figures if f.words in of]
-            same = any(times[0].value.meets(x.value) and times[1].value.meets(y.value) for x, y in both)
-            made = [(x, y) for x, y in both if _MADE.search(x.name) and abs(x.value - y.value) > 0.02 * x.value]
-            if same and made and gains[0].value.meets(times[1].value / times[0].value, 0.02):
-                x, y = made[0]
-                message = f"{x.name.strip()} is {x.text} in one run and {y.text} in the other"
-                message += f": is it {gains[0].text} of the same work?"
-                yield finding(QUESTION, "equal work", message, gains[0], lines=(x.line, y.line))
-
-
-def unequal_steps(report: Report) -> Iterator[Finding]:
-    """ "1.93x faster (880 ms → 455 ms)" of two lines whose rates say that the second did less in its time."""
-    lines = report.lines_of_text
-    runs = [(t, w) for r in lines if (t := r.only("time")) and (w := r.only("tokens_per_s") or r.only("items_per_s"))]
-    for row in lines if len(runs) > 1 else ():
-        times, gains = _compared(row)
-        if not gains or row.of("tokens_per_s", "items_per_s"):
-            continue
-        held = [[(t, w) for t, w in runs if t.value.meets(q.value) and t.line != q.line] for q in times]
-        if len(held[0]) == len(held[1]) == 1 and gains[0].value.meets(times[0].value / times[1].value, 0.02):
-            ((a, x),), ((b, y),) = held
-            more = (a.value * x.value).mid / max((b.value * y.value).mid, 1e-30)
-            if x.kind == y.kind and more > 1.1:
-                message = f"at {x.text} and {y.text} the first step did {more:.3g} times the work of the second"
-                yield finding(QUESTION, "equal work", f"{message}: is it {gains[0].text} of the same?", gains[0], x, y)
 
 
 def _off(q: Quantity, a: Quantity, b: Quantity) -> float:
@@ -349,26 +270,6 @@ def ranges(report: Report) -> Iterator[Finding]:
             ask = "" if sure else "; are only some rows meant?"
             message = f"{len(outside)} of {len(values)} rows lie outside {q.text}: {span}{ask}"
             yield finding(INCONSISTENT if sure else QUESTION, "range", message, q, lines=tuple(outside[:6]))
-
-
-def fits(report: Report) -> Iterator[Finding]:
-    """ "The 70B model in BF16 fits on one 80 GB card": weights larger than the memory that is said to hold them."""
-    for row in report.lines_of_text:
-        m, formats = _HOLDS.search(row.text), row.facts.of("formats")
-        if not m or _NO_FIT.search(row.text) or len(formats) != 1 or not row.devices or not MODEL.search(row.text):
-            continue
-        count = float(DIGITS.get((word := (m["n1"] or m["n2"]).lower()), word if word.isdigit() else 1))
-        told = [
-            q.value.mid
-            for q in row.of("params")
-            if re.search(r"(?i)^(?:params?|parameters)\b", q.after) or "param" in q.text
-        ]
-        n = told[0] if len(told) == 1 else parameters(row) or 0.0  # all experts are held
-        held, most = n * BITS[formats[0]] / 8, count * max(d.memory_bytes for d in row.devices)
-        if held > 1.02 * most:
-            message = f"{held / BITS[formats[0]] * 8 / 1e9:.3g} B parameters in {formats[0]} are {si(held, 'B')}"
-            message += f", {count:.0f} × {row.devices[0].name} have {si(most, 'B')}: are all held there?"
-            yield Finding(QUESTION, "memory", row.line, m[0], message, (row.line,))
 
 
 def failed_checks(report: Report) -> Iterator[Finding]:

@@ -14,11 +14,6 @@ _ELAPSED = re.compile(
     r"(?:(?: from (?:launch|start|first \w+) to \w+)?[:= ]*)(?:(?P<hours>\d+\.\d+) ?h(?:ours?|rs?)?\b\W*$|"
     r"(?:(?P<h>\d+) ?h\w* ?)?(?:(?P<m>\d+) ?m(?:in\w*)? ?)?(?P<s>\d+(?:\.\d+)?) ?s(?:ec\w*)?\b\W*$)"
 )
-_END = re.compile(r"(?i)^\W*(?:(start|begin|began)\w*|(?:end|finish|stop|complet)\w*)(?: ?time| at)?\W+(?=\d{4}-)")
-_WALL = re.compile(
-    r"(?i)^\W*(?:wall(?: ?clock)?(?: ?time)?|elapsed(?: time)?|duration|run ?time|total time)\W+"
-    r"(?:(\d+)(?:-|d| days?,?) ?)?(\d+)(?::| ?h\w* ?)(\d\d?)(?::| ?m\w* ?)(?:(\d\d?) ?s?)?\W*$"
-)
 _Stamped = tuple[int, float, str]  # a line's number, its time in seconds, the rest of it
 
 
@@ -43,7 +38,6 @@ def steps(report: Report) -> Iterator[Finding]:
 def clocks(report: Report) -> Iterator[Finding]:
     stamped = _stamped(report)
     yield from _elapsed(report, stamped)
-    yield from _between(report)
 
 
 def _seconds(m: re.Match[str]) -> float:
@@ -77,19 +71,3 @@ def _elapsed(report: Report, lines: list[_Stamped]) -> Iterator[Finding]:
             message = f"from the first line to this one {span:.0f} s pass, not {said:.0f}"
             verdict = INCONSISTENT if said > span else QUESTION  # else of a part
             yield Finding(verdict, "time", number, m[0].strip(), message, (lines[0][0], number))
-
-
-def _between(report: Report) -> Iterator[Finding]:
-    """A start, an end and the time between them, in lines near each other."""
-    lines = [*enumerate(report.lines, 1)]
-    stamps = [(n, end, m) for n, line in lines if (end := _END.match(line)) and (m := _STAMP.search(line))]
-    said = [(n, m) for n, line in lines if (m := _WALL.match(line))]
-    if len(said) != 1 or len(stamps) != 2 or not (stamps[0][1][1] and not stamps[1][1][1]):
-        return
-    (n, m), ((first, _, a), (last, _, b)) = said[0], stamps
-    days, hours, minutes, seconds = (int(x or 0) for x in m.groups())
-    span, wall = _seconds(b) - _seconds(a), 86400 * days + 3600 * hours + 60 * minutes + seconds
-    near = abs(first - n) < 9 and abs(last - n) < 9 and a[2] == b[2]  # within one month
-    if near and span > 0 and abs(span - wall) > 60 + 0.02 * span:
-        message = f"from {a[0]} to {b[0]} {span / 3600:.4g} h pass, not {wall / 3600:.4g}"
-        yield Finding(INCONSISTENT, "time", n, m[0].strip()[-24:].strip(), message, (first, last))

@@ -1,10 +1,12 @@
-"""Arithmetic that the text itself writes out: "51.44 / 17.52 = 2.94x", "6 × 1.3e9 × 524288 = 4.09e15"."""
+"""Arithmetic that the text itself writes out: "51.44 / 17.52 = 2.94x", "6 × 1.3e9 × 524288 = 4.09e15"; and one figure
+in two units."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from expertile.audit.finding import INCONSISTENT, Finding
+from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import NUMBER, printed
 from expertile.audit.report import Report
 from expertile.audit.units import match_unit
@@ -31,6 +33,11 @@ _WHOLE = re.compile(r"(?:[Bb](?:ytes?|its?)?|GPUs?|layers|heads|tokens)?")
 _SPOKEN = re.compile(r"(?<=[\w)]),? (?:in other words|i\.e\.,?|that is|which (?:is|makes|gives)|or) (?=\d)")
 _BYTES = re.compile(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
 _SPACED = re.compile(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d|[.,]\d)")  # "65 536 x 32 = 2 097 152"
+_SAME = re.compile(
+    r"(?i)[\s,;~≈]*(?:=|i\.e\.,?|that is|which (?:is|makes|gives)|or|in other words,?|thus)[\s~≈(]*| ?\([~≈]?"
+)
+# What is off where a unit was mistaken: bits for bytes, a wrong prefix, and, of a binary one, 1.024 times itself.
+_MISTAKEN, _BINARY_UNIT = (8.0, 1000.0, 1024.0, 1e6), re.compile(r"[KMGT]iB")
 _HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
 
@@ -128,3 +135,20 @@ def _holds(a: _Side, b: _Side) -> bool:
     share = a.open + b.open + 0.012
     # "4096 / 128 = 32 tiles × 56" goes on with what it is.
     return any(abs(said - f) <= share * max(said, f) for f in forms if f > 0 for said in (b.value, b.first))
+
+
+def conversions(report: Report) -> Iterator[Finding]:
+    """ "375.2 Gb/s, in other words 469 GB/s": one figure in two units, apart by what lies between units."""
+    for row in report.lines_of_text:
+        for a, b in itertools.pairwise(row.quantities):
+            between, units = row.text[a.end : b.start], [re.sub(r"[\d.,\s]", "", q.text) for q in (a, b)]
+            same = a.kind == b.kind and a.kind in ("bandwidth", "bytes", "time") and _SAME.fullmatch(between)
+            made = re.search(r"[×x*·/+−-] ?$", row.text[: a.start])  # "1000 batches x 261.4 ms = 261.4 s"
+            if not same or made or units[0] == units[1] or not (a.exact and b.exact and a.value.mid and b.value.mid):
+                continue
+            binary = len({bool(_BINARY_UNIT.match(unit)) for unit in units}) > 1
+            steps = (*_MISTAKEN, *(1.024**k for k in (2, 3, 4, 6, 8) if binary))
+            off = a.value.mid / b.value.mid
+            if not a.value.meets(b.value, 0.004) and any(abs(max(off, 1 / off) / s - 1) < 0.004 for s in steps):
+                message = f"{a.text} is {si(a.value.mid, UNIT_OF[a.kind])}, not {b.text}: which is it?"
+                yield finding(QUESTION if "(" in between else INCONSISTENT, "conversion", message, b, a)

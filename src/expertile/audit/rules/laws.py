@@ -23,32 +23,9 @@ _ROUGHLY, _FAR = 0.08, 0.25
 
 def laws(report: Report) -> Iterator[Finding]:
     for s in (s for s in sheets(report) if 5 < len(s.rows) < 80):
-        yield from _by_name(report, s)
         columns = [c for c in s.numeric if _usable([row[c] for row in s.rows])]
         if len(columns) <= _MOST:
             yield from _sheet(s, columns)
-
-
-def _by_name(report: Report, s: Sheet) -> Iterator[Finding]:
-    """Two rates whose quotient a column of names tells ("Triad"): it is one in all rows of a name but one."""
-    table = report.blocks[s.block].table
-    rates = [c for c in range(len(s.header)) if any(c in row and row[c].kind in RATES[:2] for row in s.rows)]
-    for c in range(len(s.header)) if table and len(rates) == 2 and len(s.rows) > 7 else ():
-        of: dict[str, list[tuple[float, float, Named, Named]]] = {}
-        for row, (_, raw) in zip(s.rows, table.rows, strict=True):  # type: ignore[union-attr]
-            if c not in row and c < len(raw) and all(r in row and row[r].value > 0 for r in rates):
-                x, y = (row[r] for r in rates)
-                of.setdefault(raw[c].strip(), []).append((y.value / x.value, x.off / x.value + y.off / y.value, x, y))
-        some = [held for held in of.values() if len(held) > 2]
-        middle = {id(held): median_high(x for x, *_ in held) for held in some}
-        odd = [(h, middle[id(held)]) for held in some for h in held if abs(h[0] / middle[id(held)] - 1) > h[1] + 0.01]
-        if 1 < len(some) == len(of) and len(odd) == 1:
-            (ratio, off, x, y), usual = odd[0]
-            if abs(ratio / usual - 1) > max(_ODD, 3 * off):
-                told = f"{y.text} is {ratio / usual:.3g} times what {x.text} makes in all other rows of that name"
-                yield Finding(
-                    QUESTION, "intensity", y.line, y.text, f"{told}: is it of the same work?", (y.line, x.line)
-                )
 
 
 def _usable(cells: Sequence[Named]) -> bool:

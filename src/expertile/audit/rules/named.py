@@ -14,7 +14,6 @@ from expertile.audit.blocks import valued
 from expertile.audit.facts import DIGITS
 from expertile.audit.interval import NUMBER, Interval, exact, printed
 from expertile.audit.quantity import Quantity, clean
-from expertile.audit.records import arrays
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
 from expertile.audit.rules.names import NAMES, Name
@@ -135,12 +134,6 @@ def figures(report: Report) -> tuple[Named, ...]:
             found += _of_table(row, grid.header, lines if len(lines) == len(grid.header) else ())
             if len(grid.header) == 2 and (q := row.figure(1)):
                 found.append(_pair(row, row.label, _digits(q), q.line, q))
-    for s in arrays(report) if re.search(r"(?:load|expert)\w*\"?\s*: *\[", report.text) else ():  # in all
-        at = s.figures[0].line
-        rows = [row for row in report.all_rows if row.line <= at]
-        if rows and all(f.value % 1 == 0 for f in s.figures):
-            total = exact(sum(s.values))
-            found.append(Named(key_of(f"sum of {s.name}"), "n", total, f"{total.mid:.0f} in all", at, rows[-1]))
     for row in report.rows:  # a table of names and values
         table = report.blocks[row.block].table
         table = valued(table) if table else None
@@ -201,15 +194,6 @@ def _said(report: Report, of: Name) -> Iterator[Named]:
                 if ":" in digits:
                     parts = [float(x) for x in digits.split(":")]
                     yield Named("", "time", exact(3600 * parts[0] + 60 * parts[1] + parts[2]), digits, row.line, row)
-                    continue
-                if re.search(r", ?\d+, ?\d", digits):  # a list of counts, in all
-                    total = exact(sum(map(float, digits.split(","))))
-                    yield Named("", "n", total, f"{total.mid:.0f} in all", row.line, row)
-                    continue
-                if "n" not in of.kinds.split():
-                    unit = match_unit(text[m.end() :].lstrip())
-                    value = printed(digits) * (unit[0].low if unit else 1.0)
-                    yield from [Named("", of.kinds, value, digits, row.line, row)] if unit else []
                     continue
                 scale = {"k": 1e3, "K": 1e3, "M": 1e6}.get(digits[-1], 1.0)
                 near = (

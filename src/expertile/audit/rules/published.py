@@ -18,7 +18,6 @@ HOLDS = {
     (10, 0): (64, 32, 228),
     (12, 0): (48, 24, 100),
 }
-_LIGHT = 299_792.458  # km/s
 _OPEN_LOOP = r"open.loop|poisson|rate.limit|(?<!no )think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b"
 
 
@@ -91,19 +90,6 @@ FORMULAS = (
         reach="row",
         unless="label.smooth|per.byte|per.word|z.loss|aux|moe",
     ),
-    Formula(
-        "bits per byte",
-        "bits_per_byte = nll / log(2) * tokens / text_bytes | nll * tokens / text_bytes",
-        slack=0.02,
-        reach="block",
-    ),
-    Formula(
-        "warm-up",
-        "lr = peak_lr * step / warmup_steps if step <= warmup_steps else lr | peak_lr * (step + 1) / "
-        "warmup_steps if step <= warmup_steps else lr",
-        fit=3,
-        unless="cosine warm|exponential|quadratic",
-    ),
     # Models.
     Formula(
         "parameters",
@@ -117,18 +103,13 @@ FORMULAS = (
         slack=0.02,
         unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
     ),
-    Formula("parameters", "active = always_active + topk * one_expert", slack=0.03, unless="(?<!no )shared expert"),
     Formula("parameters", "active = all_params - routed * (1 - topk / experts)", sure=ASK, slack=0.04),
-    Formula("parameters", "embedding = vocab * hidden | 2 * vocab * hidden", ASK, 0.03, 0.08, unless="posit|untied"),
-    Formula("share", "adapter_share = adapter_params / all_params", reach="row"),
     # Of a peak with its unit and without.
-    Formula("MFU", "mfu = gpu_flops / peak_flops", sure=ASK, slack=0.03, reach="block"),
     Formula("MFU", "mfu = gpu_flops / 1000000000000 / peak_flops", sure=ASK, slack=0.03, reach="block"),
     Formula("MFU", "mfu = gpu_flops * 1000000000000 / peak_flops", sure=2, slack=0.03, reach="row"),
     Formula(
         "KV cache", "kv_cache = kv_token * kv_tokens * kv_sequences", reach="block", slack=0.03, unless="paged|shared"
     ),
-    Formula("memory", "adapter_file = adapter_params * 2 | adapter_params * 4", slack=0.03, fit=2),
     Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=_DROPPED),
     Formula(
         "routing",
@@ -138,33 +119,17 @@ FORMULAS = (
         unless=rf"{_DROPPED}|padd|align|capacity|(?:activ\w+|hit|used) experts|experts (?:are )?(?:hit|used)",
     ),
     Formula(
-        "routing",
-        "expert_load = " + " | ".join(f"{n} * rank_tokens * topk / experts" for n in (1, 2, 4, 8, 16, 32, 64, 128)),
-        sure=ASK,
-    ),
-    Formula("routing", "load_sum = tokens * topk | tokens", 2, slack=0, reach="row", unless=r"dropped[ :=]+[1-9]|padd"),
-    Formula(
-        "memory",
-        "checkpoint = " + " | ".join(f"params * {n}" for n in (2, 4, 1, 6, 8, 10, 12, 14, 16, 18, 20)),
-        sure=ASK,
-        slack=0.06,
-        unless=r"int4|4-bit|gptq|awq|nf4|gguf|\bq\d_|lora|experts|shard of|per rank|\bmoe\b",
-    ),
-    Formula(
         "memory",
         "optimizer_bytes = " + " | ".join(f"params * {n}" for n in (8, 12, 2, 4, 6, 10, 14, 16)),
         sure=ASK,
         slack=0.06,
         unless=r"shard|zero|fsdp|per gpu|8-bit|adafactor|lion|muon|sgd|lora|offload|moe",
     ),
-    Formula("memory", "metadata = kept_values * index_bits / 8", slack=0.05, reach="block"),
-    Formula("memory", "layers_bytes = layers * layer_bytes", sure=2, slack=0.03, reach="row"),
     Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
     Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, far=0.3, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
     Formula("tokens/s", "output_rate = tokens_out / benchmark_time", far=0.05, reach="block"),
     Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", far=0.05, reach="block"),
-    Formula("concurrency", "concurrency = blocks * block_tokens / longest", unless="sliding|hybrid"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
     Formula(
         "latency",
@@ -182,30 +147,15 @@ FORMULAS = (
         unless=rf"{_TREE}|\A(?!(?s:.*)(?:draft|specul))|medusa|beam|candidates|concurren|"
         r"(?<!one )(?<!single )\b(?:users|streams)|(?:batch|\bbs)(?!(?:[ _-]size)?(?: of| is|[ :=_-])*(?:1|one)\b)",
     ),
-    Formula("throughput", "gpu_rate = whole_rate / (tp * pp) | whole_rate / (tp * pp * dp)", sure=ASK, slack=0.02),
     Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=ASK, slack=0.02),
     # Both are sums of the requests' times over the time of the benchmark (sglang, TensorRT-LLM, siege).
     Formula("concurrency", "at_once = request_rate * mean_latency if at_once % 1 else at_once", 0, 0.03, 0.1),
-    Formula(
-        "latency", "mean_latency = mean_ttft + (tokens_out / completed - 1) * mean_itl", ASK, 0.1, unless="specul|draft"
-    ),
     Formula("real-time factor", "rtf = processing / audio | audio / processing", 2, 0.03, 0.2, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
     Formula("occupancy", "resident_blocks <= floor(65536 / (ceil(registers / 8) * 8 * block_threads))"),
-    Formula("occupancy", "occupancy = active_warps / max_warps", reach="block"),
-    Formula("occupancy", "occupancy <= limit_registers * ceil(block_threads / 32) / warps_per_sm", slack=0.02),
     Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="block"),
-    Formula("occupancy", "resident_blocks <= floor(smem_per_sm / (block_smem + 1024))", unless="cluster of"),
-    Formula("occupancy", "resident_blocks <= floor(warps_per_sm * 32 / block_threads)", reach="row"),
     Formula("waves", "waves = grid / (sms * min(limit_registers, limit_smem, limit_warps))", slack=0.02, reach="block"),
-    Formula(
-        "grid",
-        "grid = ceil(gemm_m / tile_m) * ceil(gemm_n / tile_n)",
-        sure=ASK,
-        unless=r"persistent|(?<!no )split-?_?k|stream-?k|batched|grouped|cluster",
-        reach="block",
-    ),
     Formula("cycles", "duration = cycles / sm_clock", slack=0.03, reach="block"),
     Formula("IPC", "ipc <= issue_slots", reach="row", unless=r"\bperf stat|cpu cycles"),
     Formula("peak", "fp32_peak = cores * 2 * boost_clock | cores * boost_clock | cores * 4 * boost_clock", slack=0.02),
@@ -215,72 +165,26 @@ FORMULAS = (
     Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
     Formula("conflicts", "conflicts = wavefronts / requests", slack=0.03, reach="block"),
     Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=ASK, slack=0.03),
-    Formula("traffic", "dram_read = l2_read * (1 - l2_hits)", sure=ASK, slack=0.05, reach="block"),
-    Formula("bytes in flight", "in_flight = latency * bandwidth", sure=ASK, slack=0.05, reach="block"),
     # Parts are no more than the whole, nor a mean more than its root mean square, nor that more than the greatest.
     Formula("ratio", "hit_share = hits / (hits + misses) | hits / lookups", reach="block"),
-    Formula("ratio", "hit_share = hits / lookups | hits / (hits + misses)", reach="block"),
-    Formula(
-        "ratio",
-        "hit_share = hits / asked if hits < asked else hit_share | hits / (hits + misses)",
-        sure=ASK,
-        reach="block",
-    ),
-    Formula("ratio", "miss_share = misses / (hits + misses) | misses / lookups", reach="block"),
     Formula("ratio", "acceptance = accepted / proposed", reach="block"),
-    Formula("ratio", "drop_share = dropped / (dropped + kept)", reach="block"),
     Formula("ratio", "pass_share = passed / (passed + failed)", reach="block"),
     Formula("order", "top_1 <= top_5", reach="block"),
     Formula("order", "goodput <= served", reach="row"),
     Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
-    Formula("order", "weights <= peak_bytes", sure=ASK, slack=0, reach="row"),
-    Formula(  # 16 bits, 8 bits, heads shared by the GPUs
-        "KV cache",
-        "pool = kv_memory / (layers * kv_heads * head_dim * 4) | kv_memory / (layers * kv_heads * head_dim * 2) | "
-        "kv_memory * tp / (layers * kv_heads * head_dim * 4)",
-        sure=ASK,
-        slack=0.02,
-        unless=r"sliding|hybrid|\bmla\b",
-    ),
     Formula("order", "mean_error <= square_error", reach="block"),
     Formula("order", "square_error <= most_error", reach="block"),
     Formula("order", "mean_error <= most_error", reach="block"),
-    Formula("order", "half_width = 1.96 * deviation / samples ** 0.5", slack=0.6, reach="block"),
     Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
-    Formula("total", "loop = count * each", slack=0.05, reach="block", unless="warm"),
-    Formula("total", "whole = count * each", sure=ASK, slack=0.05, reach="block", unless="warm"),
     # Figures that count something, and what they make.
     Formula("concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
     # Of several runs in one log: the rate stands last.
     Formula("concurrency", "request_rate = clients / mean_latency", 2, 0.06, fit=2, reach="block", unless=_OPEN_LOOP),
-    Formula("throughput", "request_rate = completed / window", sure=ASK, slack=0.03, unless="ramp|warm", reach="block"),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
-    Formula("ratio", "row_nonzeros = nonzeros / matrix_rows", slack=0.01, reach="block"),
-    Formula(
-        "grid",
-        "launched_blocks = ceil(elements / (block_threads * thread_elements))",
-        reach="block",
-        unless="persistent|grid.stride",
-    ),
-    Formula("waves", "all_waves = launched_blocks / wave_blocks", slack=0.02, reach="block"),
-    Formula(
-        "HPL",
-        "rmax = (gemm_n ** 3 * 2 / 3 + gemm_n ** 2 * 3 / 2) / hpl_time",
-        reach="row",
-        unless=r"\A(?!(?s:.*)(?:hpl|linpack))",
-    ),
-    Formula("share of peak", "efficiency = rmax / rpeak", slack=0.01, reach="block", unless="scaling|parallel eff"),
     # Energy and carbon.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
-    Formula(
-        "energy",
-        "energy = " + " | ".join(f"{n} * mean_power * ran_for" for n in (1, 2, 4, 8, 16, "world")),
-        sure=ASK,
-        slack=0.03,
-    ),
     Formula("energy", "metered = it_energy * pue", sure=ASK, slack=0.02),
-    Formula("energy", "energy = gpu_hours * gpu_power", slack=0.03, unless="pue|cool|host|node power"),
     Formula(
         "carbon",
         "carbon = energy * grid_carbon | energy * pue * grid_carbon",
@@ -293,7 +197,4 @@ FORMULAS = (
     Formula(
         "throughput", "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum", ASK
     ),
-    Formula("throughput", "read_rate = sample_rate * sample_bytes", slack=0.02, fit=2),
-    Formula("round trip", f"rtt >= 2 * km / {_LIGHT}", reach="row"),
-    Formula("processors", "user <= hardware_threads * real", sure=ASK, slack=0.03),
 )

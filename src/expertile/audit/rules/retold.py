@@ -1,5 +1,5 @@
 """What sentences say of the tables and records near by: figures that these have otherwise, gains that no two of their
-figures make, best cases that no row reaches, means, totals and extremes; and which of two is faster. It asks only."""
+figures make, best cases that no row reaches, means and totals; and which of two is faster."""
 
 import itertools
 import math
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from statistics import median_high
 
-from expertile.audit.facts import DIGITS, NUMBERS, facts
+from expertile.audit.facts import NUMBERS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity
 from expertile.audit.records import digits
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules import headlines
-from expertile.audit.rules.hardware import EQUATION, SHARE, end_before, gpu_counts, on_sheet, peaks_of
+from expertile.audit.rules.hardware import EQUATION, end_before, gpu_counts, on_sheet
 from expertile.audit.rules.limits import NO_RUN_OF_ONE
 from expertile.audit.rules.terms import IF
 from expertile.audit.rules.told import APART, OUTCOME, change_of, direction, may_be, mid, words_near, words_of
@@ -40,12 +40,7 @@ _EARLIER = re.compile(
 _CALLS = re.compile(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
-_SO = re.compile(r"(?i)\d(?: times| calls| launches| layers|-layer)\b.*(?:\b(?:so|thus|hence|which|i\.e|makes?)\b|=|→)")
 _OFF_TIME = re.compile(r"(?i)^\W*(?:off|less|shorter|reduction \w\w|lower)\b[^.;]*\b(?:time|latency|hours|duration)\b")
-_KEPT = re.compile(
-    rf"(?i)\bfrom (?P<a>one|\d+|{'|'.join(DIGITS)})(?: \w+)? to (?P<b>\d+|{'|'.join(DIGITS)})\b[^.;,]*\b"
-    r"(?:keeps?|retains?|leaves)\W+$"
-)
 _LEFT_OUT = re.compile(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
 _WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 _SLIPS = (1e3, 1e-3)
@@ -72,16 +67,12 @@ def retold(report: Report) -> Iterator[Finding]:
         yield from _slips(row, near)
         if earlier:
             continue
-        yield from _called(row, above)
         yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
         yield from _grown(row, above)
-        yield from headlines.said(row, long)
-        yield from _of_peak(row, above)
+        yield from headlines.won(row, long)
         for q in (q for q in row.quantities if q.value.mid):
-            yield from _kept(row, q, above)
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
-                yield from headlines.extreme(row, q, long)
             if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
                 cells = [c for grid in report.tables for r in grid.rows for c in r.of(q.kind) if c.value.mid]
                 named = [(g, rows) for g in near if (rows := _named(g, row, row.clause(q)))]
@@ -128,51 +119,6 @@ def _grown(row: Row, grids: list[Grid]) -> Iterator[Finding]:
                 message = f"line {x.line} has {x.text}, all others are {middle:.3g} times theirs, not {q.text}"
                 yield finding(QUESTION, "retold", f"{message}: is it of the same row?", q, x)
                 return
-
-
-def _called(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "It is called 24 times, so 9.6 ms in all": a power of ten off so many times a row's time."""
-    q, counts = row.only("time"), {float(n) for n in _CALLS.findall(row.text)}
-    cells = [c for g in grids for r in g.body for c in r.of("time") if c.value.mid] if q and len(counts) == 1 else []
-    made = [(c.value * n, c) for c in cells for n in counts if q and _SO.search(row.text[: q.start])]
-    steps = (10.0, 100.0, 1000.0, 0.1, 0.01, 0.001)
-    off = [(m, c) for m, c in made for k in steps if q and (m * k).meets(q.value, 0.003)]
-    own = [x.value * n for x in row.of(*TIMES) for n in counts if x is not q]  # the sentence's own
-    if q and off and not any(m.meets(q.value, 0.03) for m in (*own, *(m for m, _ in made))):
-        m, c = off[0]
-        message = f"{counts.pop():.0f} × {c.text} of line {c.line} is {si(m.mid, 's')}, not {q.text}: which unit?"
-        yield finding(QUESTION, "retold", message, q, c)
-
-
-def _of_peak(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "92 % of the memory's peak" beside a table that has no row with such share of any peak."""
-    q = row.only("percent") if not row.of(*RATES) else None
-    kind = "bandwidth" if q and re.search(r"hbm|dram|memory|bandwidth", q.words) else "rate"
-    cells = [x for g in grids if g.drawn for c in g.columns(kind) for r in g.body if (x := r.figure(c, kind))]
-    if not q or len(cells) < 2 or not SHARE.search(q.words) or re.search(r"mfu|occupancy", q.words):
-        return
-    devices = row.report.everything.of("devices")
-    peaks = [x for d in devices for x in (peaks_of(d) if kind == "rate" else (d.memory_bps,)) if x]
-    peaks += [mid(x) for r in row.report.lines_of_text for x in r.of(kind) if on_sheet(r, x) and mid(x)]
-    most = max(cells, key=mid)
-    if devices and peaks and 1.08 * mid(most) / min(peaks) < mid(q):
-        message = f"{most.text}, the most of any row, is {100 * mid(most) / min(peaks):.3g} % of the peak, not {q.text}"
-        yield finding(QUESTION, "headline", f"{message}: which run is it?", q, most)
-
-
-def _kept(row: Row, q: Quantity, grids: list[Grid]) -> Iterator[Finding]:
-    """ "From one node to eight keeps 84 % of the throughput": of a table's rows whose GPUs are in that proportion."""
-    m = _KEPT.search(row.text[: q.start])
-    for g in grids if m and q.kind == "percent" and q.exact else ():
-        times = float(DIGITS.get(m["b"].lower(), m["b"])) / float(DIGITS.get(m["a"].lower(), 1)) if m else 0.0
-        rows = sorted((r for r in g.body if r.own.get("gpus")), key=lambda r: r.own["gpus"])
-        more = [r for r in rows if r.own["gpus"] == times * rows[0].own["gpus"]]
-        columns = (c for c in g.columns(*RATES) if more and rows[0].figure(c) and more[0].figure(c))
-        gains = [more[0].figure(c).value / rows[0].figure(c).value for c in columns]  # type: ignore[union-attr]
-        if gains and not any(q.value.meets(x * n, 0.015) for x in gains for n in (1.0, 1 / times)):
-            low = min(gains, key=lambda x: x.mid).mid
-            message = f"lines {rows[0].line} and {more[0].line} keep {100 * low:.3g} %, not {q.text}: which rows?"
-            yield finding(QUESTION, "retold", message, q, lines=(rows[0].line, more[0].line))
 
 
 def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
@@ -264,10 +210,6 @@ def _of_tables(
     gains = [mid(x) for c, rows in columns if up_to for r in rows if (x := r.figure(c, q.kind))]
     made = gains if len(gains) > 2 and q.kind == "ratio" else made  # a column has them all
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
-    if q.kind == "percent" and len(columns) == 1 and len(gains) > 2 and 1.04 * max(gains) < q.value.lo < 2 * max(gains):
-        message = f"no row has more than {100 * max(gains):.3g} %: of which is it {q.text}?"
-        yield finding(QUESTION, "headline", message, q, lines=tuple(r.line for r in held[0][0].rows[:4]))
-        return
     change = "loss" if off_time else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
@@ -310,11 +252,6 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     only = {of: bool(of) and not any(f" {of} " in f" {n} " for n in longer - {of}) for of in found}
     rows = rows or [r for r, of in zip(grid.rows, found, strict=True) if only[of]]
     told = [q for q in row.of(*TYPED) if q.value.width < 0.1 and q.text in clause]
-    if not rows and (m := re.search(r"\b(\d+) ?(?:→|->|to) ?(\d+)\b(?! ?[a-z%])", clause)):  # "2 → 4: 2.60×"
-        ends = {float(m[1]), float(m[2])}
-        for name in {*grid.rows[0].own, *grid.rows[0].bare}:
-            some = [r for r in grid.rows if (r.own | r.bare).get(name) in ends]
-            rows = some if len(some) == 2 else rows
     rows = rows or [
         r for r in grid.rows if any(q.kind == c.kind and c.value.meets(q.value) for c in r.quantities for q in told)
     ]

@@ -23,6 +23,10 @@ _MFU = re.compile(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
 _OF_ALL = re.compile(
     rf"{_MFU.pattern}|\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<!cpu )(?<!core )utili[sz]ation"
 )
+_REDUCED = re.compile(
+    r"(?i)(?<!not )(?<!not be )(?<!n.t )\b(?:reduc\w+|lower(?:s|ed)|decreas\w+|shr[aiu]nk\w*|cuts?|dropp?\w*|fell|"
+    r"falls)\b(?: (?!and\b|speed)[a-z-]+){0,6} by $"
+)
 _PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
@@ -43,8 +47,10 @@ def shares(report: Report) -> Iterator[Finding]:
         for row in (r for r in rows if not r.of(unlike)):
             yield from _share(row, kind, stated, [s for s in stated if s in row.quantities])
     for row in rows:
-        for p in (p for p in row.of("percent") if p.exact and p.value.lo > 1.005 and _OF_ALL.search(own_words(row, p))):
-            yield finding(IMPOSSIBLE, "share", f"{p.text} is more than all there is", p)
+        for p in (p for p in row.of("percent") if p.exact and p.value.lo > 1.005):
+            fell = row.kind == "line" and _REDUCED.search(row.text[: p.start])
+            if fell or _OF_ALL.search(own_words(row, p)):
+                yield finding(IMPOSSIBLE, "share", f"{p.text} is more than all there is", p)
         yield from _mfu(row)
 
 
@@ -155,27 +161,3 @@ def sparse_peaks(report: Report) -> Iterator[Finding]:
                 message = f"{q.text} is {device.name}'s {'/'.join(formats)} peak with 2:4 sparsity"
                 message += "" if dense_of else ": is half of it meant?"
                 yield finding(INCONSISTENT if dense_of else QUESTION, "sparse peak", message, q)
-
-
-def sheet_column(report: Report) -> Iterator[Finding]:
-    """A column of peaks, of one GPU in each row: all rows but one have the dense one, that one has it with sparsity."""
-    dense = re.search(r"\bdense\b|(?:no|without) (?:structured )?spars", report.text)
-    formats = [f for f in report.everything.of("formats") if f in DTYPES]
-    for grid in report.grids:
-        for c, name in enumerate(grid.header):
-            rows = [(row, q) for row in grid.body if (q := row.figure(c)) and len(row.devices) == 1]
-            if not re.search(r"(?i)\bpeak\b", name) or re.search(r"(?i)%|\bof\b|mem|gb", name) or len(rows) < 3:
-                continue
-            scale = 1e12 if rows[0][1].kind == "number" else 1.0
-            for f in formats:
-                told = [(q, scale * q.value.mid, row.devices[0]) for row, q in rows if row.devices[0].peak(f)]
-                # Data sheets state some at a clock below the highest.
-                fits = [0.9 < x / (generous_peak(d, f) or 1.0) < 1.03 for _, x, d in told]
-                if len(told) < 3 or fits.count(False) != 1:
-                    continue
-                q, x, device = told[fits.index(False)]
-                sparse = device.sparse_peak(f) or 2 * (device.peak(f) or 0.0)
-                if 0.9 < x / sparse < 1.03:
-                    message = f"{q.text} is {device.name}'s {f} peak with 2:4 sparsity; all others are dense"
-                    yield finding(INCONSISTENT if dense else QUESTION, "sparse peak", message, q)
-                    break

@@ -9,7 +9,6 @@ from math import prod
 
 from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import exact
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION
@@ -24,7 +23,6 @@ _ONE_WAY = re.compile(
 )
 _BOTH_WAYS = re.compile(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
 _HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
-_SO = re.compile(r"(?i)\b(?:so|thus|hence|i\.e)\b|→|=>|->")
 _BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
 WALL = re.compile(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
@@ -58,20 +56,6 @@ def rows(report: Report) -> Iterator[Finding]:
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
-
-
-def of_one(report: Report) -> Iterator[Finding]:
-    """ "So 40 tok/s for one user" behind a line with the one time that a token takes."""
-    lines = report.lines_of_text
-    for i, row in enumerate(lines):
-        q = row.only("tokens_per_s")
-        if q and len(row.quantities) == 1 and SINGLE.search(row.text) and _SO.search(row.text[: q.start]):
-            near = [r for r in lines[max(0, i - 3) : i] if r.of("time") and r.block == row.block]
-            t = [row, *near][-1].only("time")
-            once = t.value * q.value if t else exact(1.0)
-            if t and not once.meets(1.0, 0.1) and once.meets(1.0, 4.0):
-                message = f"1 ÷ {t.text} is {1 / t.value.mid:.4g} tokens/s, not {q.text}: is it the time of one token?"
-                yield finding(QUESTION, "tokens/s", message, q, t)
 
 
 def _by_kind(some: Iterable[Term]) -> dict[str, list[Term]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
-from expertile.audit.records import NUMBER, Named, Record, digits, named, records, words
+from expertile.audit.records import Named, Record, digits, records, words
 from expertile.audit.report import Report
 
 _NAME = r"[A-Za-zµ][\w.]*(?:[ -][A-Za-z]\w*){0,2}"
@@ -20,7 +20,6 @@ _TOKEN = re.compile(rf"{_OPERAND}|[-+*/()×÷−–]")
 _SIGNS = str.maketrans("×÷−–", "*/--")
 _STEPS = (1.0, 100.0, 0.01)
 _MARKS = re.compile(r"(?<=\S)[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
-_MODEL = ("model", "predicted", "prediction", "fit", "fitted", "estimate", "estimated")
 
 
 def stated(report: Report) -> Iterator[Finding]:
@@ -38,14 +37,6 @@ def stated(report: Report) -> Iterator[Finding]:
         constants.setdefault(f.words, set()).add(f)
     lone = {k: next(iter(v)) for k, v in constants.items() if len({f.value for f in v}) == 1}
     known = {w for r in held for f in r.figures if "=" not in f.name for w in f.words}
-    unknown = {n for _, m in stated for n in re.findall(_NAME, m["by"]) if not {*words(n)[:1]} & known}
-    for name in unknown if held else ():
-        # "The average load is 1,792"
-        told = rf"(?i)\b{re.escape(name)}\b(?: [a-z]+){{0,2}} (?:is|was) (?P<n>{NUMBER})(?![\w.])"
-        found = [(n, m) for n, line in enumerate(report.lines, 1) for m in re.finditer(told, line)]
-        if len(found) == 1 and words(name):
-            lone[words(name)] = named(name, found[0][1]["n"], "", found[0][0], None)
-            known |= {*words(name)}
     for number, m in stated:
         names = [words(t) or (t.lower(),) for t in re.findall(_NAME, m["by"])]
         if all({*n[:1]} & known for n in names):
@@ -90,14 +81,6 @@ def _kept(of: str, by: str, number: int, held: list[Record], lone: dict[tuple[st
         message = f"{of.strip()} = {by.strip()} is {v:.4g} here, not {t.text}"
         lines = (number, *(f.line for f in used))
         yield Finding(INCONSISTENT if good > 2 else QUESTION, "formula", t.line, t.text, message, lines)
-    elif len(odd) == len(rows) > 2 and good == 0:
-        ratios = sorted(t.value / v for t, v, _ in odd if v)
-        constant = {f for _, _, used in odd for f in used if f in lone.values()}
-        if ratios and ratios[0] > 0 and ratios[-1] < 1.02 * ratios[0] and len(constant) == 1 and 0.2 < ratios[0] < 5:
-            (f,) = constant
-            off = f"all rows are off by {ratios[0]:.3g}"
-            message = f"{of.strip()} = {by.strip()} holds in no row, {off}: is {f.name} {f.text}?"
-            yield Finding(QUESTION, "formula", f.line, f.text, message, (number, *(t.line for t, _, _ in odd)))
 
 
 def _fits(row: Row, step: float, times: float) -> bool:
@@ -113,8 +96,6 @@ def _rows(of: str, tokens: list[str], held: list[Record], lone: dict[tuple[str, 
         target = _begins(record, of) or _operand(of, record, {}) or _operand(of.split()[-1], record, {})
         if isinstance(target, Named):
             record = replace(record, figures=[f for f in record.figures if f is not target])
-        if target is None and len(of) <= 2:
-            target = next((f for f in record.figures if {*f.words} & {*_MODEL}), None)
         parts = {t: p for t in names if isinstance(p := _operand(t, record, lone), Named)}
         if not isinstance(target, Named) or len(parts) < len({*names}) or target in parts.values():
             continue

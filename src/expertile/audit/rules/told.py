@@ -13,7 +13,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.interval import NUMBER, ODD, Interval, exact, printed
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import end_before, on_sheet
+from expertile.audit.rules.hardware import on_sheet
 from expertile.audit.rules.made import printed_as
 from expertile.audit.rules.tables import wrong
 from expertile.audit.units import RATES, TIMES, TYPED
@@ -275,25 +275,6 @@ def _only(row: Row, q: Quantity, a: Quantity, b: Quantity) -> bool:
     # "42.8 -> 40.2 s, a 2.6 s reduction (-6 %)"
     other = re.search(r"\d", between) or re.search(r"\d ?(?:→|->) ?$", before)
     return bool(told and not other and (_FROM.search(f"{before[-8:]} {between}") or close or last))
-
-
-def twins(report: Report) -> Iterator[Finding]:
-    """ "The mean TPOT is down by 28.8 %" beside the records of a run before and after."""
-    records: dict[tuple[str, ...], list[Row]] = {}
-    for r in (r for r in report.rows if r.kind == "record" and len(r.quantities) > 2):
-        records.setdefault(tuple(q.label for q in r.quantities), []).append(r)
-    pairs = [ab for of in records.values() if len(of) == 2 for ab in zip(*(r.quantities for r in of), strict=True)]
-    blocks = {r.block for of in records.values() for r in of}
-    for row in report.lines_of_text if pairs else ():
-        for q in row.of("percent", "ratio") if row.block not in blocks and not APART.search(row.text) else ():
-            past = end_before(row, q)
-            said = f" {' '.join(words_of(row.text[past : q.start]))} "
-            for a, b in (ab for ab in pairs if ab[0].kind in TYPED and all(x.exact and x.value.mid for x in (*ab, q))):
-                name = " ".join(words_of(re.sub(r"\(.*?\)", "", a.label)))
-                same = may_be(q, a.plain / b.plain, change_of(row, q, True, 40), 0.02)
-                base = re.search(rf"\b(?:against|over|than|vs|to) (?:the )?{re.escape(name)} ", said)
-                if len(name) > 3 and f" {name} " in said and not (same or base):
-                    yield not_made(q, [a, b], False)
 
 
 def direction(row: Row) -> Iterator[Finding]:
