@@ -99,11 +99,11 @@ def tune(
         conclude([*summary(verdicts(found)), *(summary(raced, MEASURE) if raced else [])], path, records=path)
         return
     if add_backend:
-        path = fresh("tune-add")
+        new = tuple(by_name(name) for name in add_backend)
         known = next(iter(load_tables(device.slug)), None)
         if known is None:
             raise ValueError(f"add: expected a GPU with a table, got {device.name}")
-        new = tuple(by_name(name) for name in add_backend)
+        path = fresh("tune-add")
         write(add(known, new, path, minutes, least_rows=least_rows, seed=seed or 0, say=say))
         return
     if from_records:
