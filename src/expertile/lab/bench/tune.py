@@ -11,7 +11,7 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -301,6 +301,12 @@ def workload_of(record: Record) -> GroupedWorkload:
     return grouped(record.workload, "", Layout(s["layout"]), *sizes, record.dtype, **how)
 
 
+def time_of(record: Record) -> Timed:
+    """The time of a record, as a table has it: its config without what tells how it was measured."""
+    config = {k: v for k, v in record.config.items() if k not in ("tried", "sizes")}
+    return Timed(record.backend, config, record.time_s or 0.0)
+
+
 def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) -> Table:
     """The table of the records of one machine; ValueError where none has a time, or for several machines. Of a problem
     that several runs measured the one begun last alone counts; of several records of one backend and config in it, the
@@ -326,9 +332,8 @@ def table_of(records: Sequence[Record], backends: Sequence[Backend] = BACKENDS) 
     measured = []
     for (*_, policy), found in by((r for r in ok if last[measured_problem(r)] == r.run), measured_problem).items():
         times: dict[tuple[str, str], Timed] = {}
-        for r in found:
-            config: Mapping[str, Any] = {k: v for k, v in r.config.items() if k not in ("tried", "sizes")}
-            times[(r.backend, str(sorted(config.items())))] = Timed(r.backend, config, r.time_s or 0.0)
+        for t in map(time_of, found):
+            times[(t.backend, str(sorted(t.config.items())))] = t
         features = features_of(workload_of(found[0]).problem(kind))
         measured.append(Measured(features, policy, tuple(sorted(times.values(), key=lambda t: t.seconds))))
     env = ok[-1].env

@@ -7,16 +7,15 @@ which a table keeps the spread alone, are drawn anew.
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from expertile.device import Device
 from expertile.lab.bench.precompile import Job, precompile
-from expertile.lab.bench.tune import PRECOMPILE_SHARE, Say, Session, timed
+from expertile.lab.bench.tune import PRECOMPILE_SHARE, Say, Session, time_of, timed
 from expertile.lab.bench.tune_problems import PRESET, group_sizes
 from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, release
 from expertile.lab.race.operator import record_name
@@ -24,10 +23,9 @@ from expertile.lab.race.record import Record, append
 from expertile.lab.race.workloads import GroupedWorkload, grouped
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.choose import auto_configs
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.grouped_mm.transfer import Rival
-from expertile.ops.grouped_mm.tuned import Features, Measured, Table, Timed, candidate_key
+from expertile.ops.grouped_mm.tuned import Features, Measured, Table, candidate_key
 from expertile.timers import quick_collections
 
 _CLOSE = 1.2  # what is slower by more than that beside a backend's fastest is left out, as a screening would
@@ -55,24 +53,13 @@ def workload_like(features: Features, name: str, seed: int) -> GroupedWorkload:
     return grouped(name, PRESET, layout, sizes, m, n, k, dtype, a_layout=a_layout, b_layout=b_layout, routing=routing)
 
 
-def _fastest(measured: Measured, able: Mapping[str, Backend], session: Session, w: GroupedWorkload) -> Rival | None:
-    """Of the table's candidates there, the fastest that can run here."""
-    problem, device = session.problem(w), session.site.device
-    for t in measured.times:
-        backend = able.get(t.backend)
-        if backend is None or backend.supports(problem, device) is not None:
-            continue
-        key = candidate_key(t.backend, t.config)
-        for config in auto_configs(backend, problem, device):
-            if candidate_key(backend.name, config_dict(config)) == key:
-                return Rival(backend, config)
-    return None
+def _key(rival: Rival) -> str:
+    return candidate_key(rival.backend.name, config_dict(rival.config))
 
 
 def _joined(measured: Measured, old: Rival, records: Sequence[Record]) -> Measured | None:
     """`measured` with the times of `records`, as if they had been made beside its own; None where `old` has none."""
-    key = candidate_key(old.backend.name, config_dict(old.config))
-    times = {candidate_key(r.backend, r.config): Timed(r.backend, dict(r.config), r.time_s or 0.0) for r in records}
+    key, times = _key(old), {candidate_key(t.backend, t.config): t for t in map(time_of, records)}
     now, before = times.pop(key, None), next(t for t in measured.times if candidate_key(t.backend, t.config) == key)
     if now is None or not times:
         return None
@@ -110,21 +97,22 @@ def add(
     if not minutes > 0:
         raise ValueError(f"minutes: expected more than 0, got {minutes}")
     end = time.monotonic() + minutes * 60
-    session, _ = Session.begin(None, device, seed=seed, say=say)
-    here: Device = session.site.device
+    others = tuple(b for b in BACKENDS if not b.peer and b not in backends)
+    session, _ = Session.begin(None, device, seed=seed, backends=(*others, *backends), say=say)
+    here = session.site.device
     if table.gpu != here.name:
         raise ValueError(f"table: expected one of {here.name}, got one of {table.gpu}")
-    able = {b.name: b for b in BACKENDS if not b.peer and b not in backends}
     todo: list[tuple[int, GroupedWorkload, Rival, tuple[Rival, ...]]] = []
     names = {b.name for b in backends}
     for i, measured in enumerate(table.problems):
         if names & {*measured.backends} or measured.features.mean < least_rows or measured.policy != session.policy:
             continue
         w = workload_like(measured.features, f"add-{i:04d}", seed + i)
-        problem = session.problem(w)
-        new = [Rival(b, c) for b in backends if not b.supports(problem, here) for c in auto_configs(b, problem, here)]
-        old = _fastest(measured, able, session, w) if new else None
-        if old is not None:
+        pairs = {_key(r): r for r in session.pairs(w)}
+        new = [r for r in pairs.values() if r.backend in backends]
+        keys = (candidate_key(t.backend, t.config) for t in measured.times)  # the fastest first
+        old = next((pairs[key] for key in keys if key in pairs), None)
+        if new and old is not None:
             todo.append((i, w, old, (old, *new)))
     random.Random(seed).shuffle(todo)
     done = precompile(_jobs([(w, rivals) for _, w, _, rivals in todo]), PRECOMPILE_SHARE * minutes * 60)

@@ -91,13 +91,13 @@ def program(macros: Mapping[str, int], products: str, *sources: Path) -> str:
     return defined + _TYPES + products + "".join(path.read_text() for path in (_PARTS, *sources))
 
 
-def multiply(n: int, dtype: str, turned: tuple[int, int]) -> str:
+def multiply(n: int, half: bool, turned: tuple[int, int]) -> str:
     """The definition of `multiply(Columns<n>(), sum, a, b)`: sum += a · b for 64 rows of a, n columns of b and 16
-    summands, by the low words of their descriptors. dtype: "bf16" or "f16". turned: for a and b 1 where K is not
+    summands, by the low words of their descriptors. half: float16, else bfloat16. turned: for a and b 1 where K is not
     contiguous."""
     names = ", ".join(f"%{i}" for i in range(n // 2))
     registers = ", ".join(f'"+f"(sum[{i}])' for i in range(n // 2))
-    a, b = f"%{n // 2}", f"%{n // 2 + 1}"
+    a, b, dtype = f"%{n // 2}", f"%{n // 2 + 1}", "f16" if half else "bf16"
     return (
         f"__device__ __forceinline__ void multiply(Columns<{n}>, float* sum, u32 a, u32 b) {{\n"
         '  asm volatile("{ .reg .pred more; .reg .b64 p, q; setp.eq.b32 more, 0, 0; "\n'

@@ -57,8 +57,8 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[PARTS][WIDTH / 2], Ri
 }
 
 // Give back the stages of a tile of which a consumer has no rows.
-template <class Stage>
-__device__ __forceinline__ void pass_tile(Ring<Stage::COUNT>& ring, u32 full, u32 empty, int steps) {
+template <int COUNT>
+__device__ __forceinline__ void pass_tile(Ring<COUNT>& ring, u32 full, u32 empty, int steps) {
   for (int step = 0; step < steps; step++) {
     barrier_wait(full + ring.stage * 8, ring.parity);
     __syncwarp();  // no lane must miss what another gives back

@@ -99,7 +99,7 @@ FAULTS = {
     "a stage is read before it is full": ("longer-backward", without("consume", "barrier_wait")),
     "a stage is filled before it is empty": ("longer-backward", without("fill", "barrier_wait")),
     "a stage is given back before its products are done": ("longer-backward", without("consume", "wgmma.wait_group")),
-    "products lie where the last tile's are still read": ("longer-backward", without("consume", "barrier_wait", 2)),
+    "products lie where the last tile's are still read": ("longer-backward", without("consume", "barrier_wait", 1)),
     "products are never given back": ("longer-backward", without("finish_tiles", "barrier_arrive")),
     "products are read before they are there": ("longer-gated", without("finish_tiles", "barrier_wait")),
     "pre is read before it is there": ("longer-backward", without("arrived", "copies_wait<DEPTH - 1>")),

@@ -8,7 +8,7 @@
 //   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
 //
 // cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, HALF),
-// multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu and the other files that it names.
+// multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu, ring.cu and the other files that it names.
 
 constexpr int STEP = 64;                              // summands of a stage, 128 bytes
 constexpr u32 A_BYTES = ROWS * STEP * 2, B_BYTES = COLUMNS * STEP * 2;
@@ -17,13 +17,6 @@ constexpr int PASSES = ROWS * STEP / 8 / PRODUCERS;   // 16-byte copies of a pro
 constexpr u32 STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int STAGES = 3;
 constexpr int ASK = 4;                                // steps of a tile before the next one is looked up
-
-struct Ring {
-  int stage, parity;
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) { stage = 0; parity ^= 1; }
-  }
-};
 
 struct Shared { u32 stages, products, pre, bias, full, empty, staged, free; Queue queue; };
 
@@ -44,7 +37,7 @@ struct Inputs {
 
 // One stage. Both warps load b, half of it each.
 __device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Tile& tile, const char* const* from,
-                                     const Ring& ring, int step) {
+                                     const Ring<STAGES>& ring, int step) {
   const int thread = threadIdx.x % PRODUCERS, chunk = thread % 8, first_row = thread / 8, half = thread / LANES;
   const int k = step * STEP;
   const u32 bar = s.full + ring.stage * 8;
@@ -90,7 +83,7 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
   const int steps = (in.K + STEP - 1) / STEP;
   // Copies of a thread: 16 bytes of rows first_row + 8 i. A lane asks for the row numbers of passes lane / 4 and 8 more.
   const int asked = warp * 4 + lane % 4 + lane / 4 * 8;
-  Ring ring{0, 1};
+  Ring<STAGES> ring{0, 1};
   int t = blockIdx.x;
   if (warp == 0) s.queue.send(0, groups.locate(t));
   Tile tile = s.queue.receive(0);
@@ -170,7 +163,7 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
   const int lane = threadIdx.x % LANES, steps = (K + STEP - 1) / STEP;
   const u32 a = low_word(s.stages + consumer * BLOCK_BYTES);
   const u32 b = K_MAJOR ? low_word(s.stages + A_BYTES) : block_word(s.stages + A_BYTES, BLOCK_BYTES);
-  Ring ring{0, 0};
+  Ring<STAGES> ring{0, 0};
   for (int number = 0;; number++) {
     const Tile tile = s.queue.receive(number);
     if (tile.group < 0) break;
@@ -202,12 +195,7 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
       if (lane == 0) barrier_arrive(before);
       add_bias(sum, s.bias + number % SLOTS * (COLUMNS * BIAS));
     } else {
-      for (int step = 0; step < steps; step++) {
-        barrier_wait(s.full + ring.stage * 8, ring.parity);
-        __syncwarp();  // no lane must miss what another gives back
-        if (lane == 0) barrier_arrive(s.empty + ring.stage * 8);
-        ring.advance();
-      }
+      pass_tile(ring, s.full, s.empty, steps);
     }
     barrier_wait(s.free + consumer * 8, ~number & 1);
     if (any) stage_products(sum, s.products + consumer * PART_BYTES);

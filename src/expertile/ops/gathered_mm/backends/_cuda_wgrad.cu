@@ -59,7 +59,7 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap& d_map,
   const int first_row = thread / 16, chunk = thread % 16;
   const u32 to = s.x + chunk / 8 * BLOCK_BYTES + first_row * 128 + ((chunk % 8 ^ first_row % 8) << 4);
   const int asked = 2 * warp + (lane & 1) + 8 * (lane / 2 % 8);
-  int stage = 0, parity = 1;
+  Ring<STAGES> ring{0, 1};
   for (int t = blockIdx.x; t < total; t += gridDim.x) {
     const Tile tile = locate(t, tiles_x, tiles_d, offs);
     const bool inside = tile.x + chunk * 8 < width;
@@ -67,25 +67,25 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap& d_map,
     int token = token_of(rows, tile, 0, asked);
     for (int step = 0; step * STEP < tile.rows; step++) {
       const int next = token_of(rows, tile, step + 1, asked);
-      const u32 bar = s.full + stage * 8;
-      barrier_wait(s.empty + stage * 8, parity);
+      const u32 bar = s.full + ring.stage * 8;
+      barrier_wait(s.empty + ring.stage * 8, ring.parity);
       const int left = tile.rows - step * STEP;
       if (warp == 0 && elected()) {
         barrier_expect(bar, D_BYTES);
 #pragma unroll
         for (int i = 0; i < TILE_D / BLOCK; i++)
-          tma_ragged(s.d + stage * D_BYTES + i * BLOCK_BYTES, d_map, bar, tile.d + i * BLOCK, tile.row + step * STEP,
+          tma_ragged(s.d + ring.stage * D_BYTES + i * BLOCK_BYTES, d_map, bar, tile.d + i * BLOCK, tile.row + step * STEP,
                      tile.row + tile.rows);
       }
 #pragma unroll
       for (int i = 0; i < COPIES; i++) {
         const long long from = __shfl_sync(0xffffffffu, token, (first_row & 1) + 2 * i);
         const u32 bytes = inside && first_row + 8 * i < left ? 16 : 0;
-        copy_16(to + stage * X_BYTES + i * 1024, column + from * pitch, bytes);
+        copy_16(to + ring.stage * X_BYTES + i * 1024, column + from * pitch, bytes);
       }
       asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
       token = next;
-      if (++stage == STAGES) { stage = 0; parity ^= 1; }
+      ring.advance();
     }
   }
 }

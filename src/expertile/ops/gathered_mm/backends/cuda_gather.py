@@ -31,7 +31,7 @@ from expertile.ops.launch.device import starts_early
 from expertile.ragged import power_of_two
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
-_SOURCES = (nvrtc.GROUPS, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))
+_SOURCES = (nvrtc.GROUPS, nvrtc.RING, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))
 _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
 _PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold
@@ -57,7 +57,7 @@ class Config:
 
     def source(self, p: GatherProblem, bias: int) -> str:
         """The program for a problem with a bias of `bias` bytes a value, 0 for none."""
-        half = int(p.dtype is torch.float16)
+        half = p.dtype is torch.float16
         k_major = int(p.b_strides[1] == 1)
         macros = {
             "PRODUCT": _PRODUCTS[p.product],
@@ -67,9 +67,9 @@ class Config:
             "K_MAJOR": k_major,
             "BIAS": bias,
             "BAND": self.group_m,
-            "HALF": half,
+            "HALF": int(half),
         }
-        return nvrtc.program(macros, nvrtc.multiply(256, "f16" if half else "bf16", (0, 1 - k_major)), *_SOURCES)
+        return nvrtc.program(macros, nvrtc.multiply(256, half, (0, 1 - k_major)), *_SOURCES)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:

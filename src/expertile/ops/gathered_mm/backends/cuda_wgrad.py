@@ -56,7 +56,7 @@ class Config:
 
     def source(self, dtype: torch.dtype, turned: bool) -> str:
         """The program; `turned`: the gathered operand's columns are the result's last dimension."""
-        half = int(dtype is torch.float16)
+        half = dtype is torch.float16
         macros = {
             "TILE_D": self.block_n,
             "STAGES": self.num_stages,
@@ -64,9 +64,9 @@ class Config:
             "PINGPONG": int(self.pingpong),
             "STORE_SLOTS": self.store_slots,
             "TURNED": int(turned),
-            "HALF": half,
+            "HALF": int(half),
         }
-        return nvrtc.program(macros, nvrtc.multiply(self.block_n, "f16" if half else "bf16", (1, 1)), *_SOURCES)
+        return nvrtc.program(macros, nvrtc.multiply(self.block_n, half, (1, 1)), *_SOURCES)
 
 
 _IN_TURN = Config(192, 5, pingpong=True, store_slots=1)

@@ -16,9 +16,10 @@
 constexpr int CONSUMERS = 2, STEP = 64;
 constexpr int PARTS = PINGPONG ? ROWS / 64 : 1;  // of 64 rows, of a consumer's tile
 constexpr u32 BLOCK_BYTES = 64 * 128;            // 64 rows of 64 summands, or the reverse; 64 x 64 results
+
 struct Stage {
   static constexpr int COUNT = STAGES;
-  static constexpr u32 PART = 64 * 128, A_BYTES = ROWS * 128;
+  static constexpr u32 PART = BLOCK_BYTES, A_BYTES = ROWS * 128;
   static constexpr u32 B_BYTES = K_MAJOR ? BLOCK_N * 128 : (BLOCK_N + 63) / 64 * PART;
   static constexpr u32 A_NEXT = RAGGED_K ? 128 : 2, B_NEXT = K_MAJOR ? 2 : 128;
   static constexpr bool COPIED = false, UNIFORM = false;
@@ -185,7 +186,7 @@ __device__ __forceinline__ void consume(const Shared& s, const Outputs& o, int c
       continue;
     }
     if (!PINGPONG && tile.row + consumer * 64 >= tile.row_end) {
-      pass_tile<Stage>(ring, s.full, s.empty, span.steps);
+      pass_tile(ring, s.full, s.empty, span.steps);
       continue;
     }
     // A stage's parity tells two rounds of the ring apart, no more: the other consumer has had all before this tile.

@@ -104,7 +104,7 @@ class Config:
         }
         widths = sorted({*range(64, self.block_n, 64), self.block_n})
         turned = int(ragged_k), int(not k_major)
-        products = "".join(nvrtc.multiply(n, "f16" if half else "bf16", turned) for n in widths)
+        products = "".join(nvrtc.multiply(n, half, turned) for n in widths)
         return nvrtc.program(macros, products, *_SOURCES)
 
 
