@@ -32,7 +32,9 @@ STATUSES = ("ok", "wrong", "refused", "unsupported", "failed")
 POLICIES = ("graph", "eager")
 DENSE, COPY = BASELINES = ("dense", "copy")  # deliberately wrong backends, never rivals: see race/baselines.py
 LIMITERS = ("compute", "memory", "unknown")
-_UNSHOWN = re.compile("tune|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers|end-to-end-.*")
+_UNSHOWN = re.compile(
+    "tune|tune-.*|auto|moe|moe-(memory|stages|routing)|parallel-.*|traffic|transformers|end-to-end-.*"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,8 @@ _SCREENED_OUT, _PENALTY = 0.1, 0.08
 # How much of a modelled difference is carried over.
 _CARRIED = 0.7
 # Of the neighbours' weights: where less of it ran a backend, they are too few or too far to say how it compares. Of our
-# own backends less will do, on this GPU and not for groups of fewer rows than any of them: when `cuda_grouped` joined
-# 93 of the H200's problems, `auto` on each of them by the others rose from 0.947 of the best to 0.968.
+# own backends less will do, on this GPU and not for groups of fewer rows than any of them: when `cuda_grouped` had
+# joined 93 of the H200's problems, `auto` on each of them by the others rose from 0.947 of the best to 0.968.
 _RAN, _OURS_RAN, _FEWER_ROWS = 0.5, 0.05, 0.8
 # Shares of peak and bandwidth that a good kernel reaches, and what every launch costs in a CUDA graph, seconds.
 _COMPUTE, _MEMORY, _LAUNCH_S = 0.62, 0.85, 3e-6
