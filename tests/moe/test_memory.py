@@ -40,7 +40,8 @@ class Ledger:
         def gathered_wgrad(x, rows, d, offs, *, gather_b=False):
             out = self.new(offs.shape[0], x.shape[1], d.shape[1])
             if rows is not None and copies:
-                self.new(rows.shape[0], min((d if gather_b else x).shape[1], composed.COPY_NBYTES // 2 // len(rows)))
+                most = max(composed._COLUMNS, composed.COPY_NBYTES // 2 // len(rows))
+                self.new(rows.shape[0], min((d if gather_b else x).shape[1], most))
             return out
 
         monkeypatch.setattr(_passes, "gated_backward_mm", gated_backward_mm)
@@ -99,9 +100,9 @@ def test_peak_of_the_backward_pass(size, copies, monkeypatch):
 
 
 def test_the_largest_layer_in_gib(monkeypatch):
-    """dpre 1, ddown 1, dgate_up 2, dx 0.25 and a copy of 0.5: nothing that is dead is there."""
+    """dpre 1, ddown 1, dgate_up 2, dx 0.25 and a copy of 0.25: nothing that is dead is there."""
     size = (32768, 4096, 1024, 128, 8)
-    assert peak(monkeypatch, *size) == pytest.approx(4.75, abs=1e-3)
+    assert peak(monkeypatch, *size) == pytest.approx(4.5, abs=1e-3)
     assert peak(monkeypatch, *size, copies=False) == pytest.approx(4.25, abs=1e-3)
 
 

@@ -1,8 +1,9 @@
 """choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
 
 On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
-expert, that takes the problem. Before the others: of a gated backward with few rows `composed`, with many
-`cuda_gather`, of a weight gradient that gathers many `cuda_wgrad`.
+expert, that takes the problem. Before the others: of an up-projection with wide results and some hundred rows, and of a
+gated backward with few, `composed`, of both with many `cuda_gather`; of a weight gradient that gathers many
+`cuda_wgrad`, unless the copy of the rows serves many columns.
 """
 
 import math
@@ -31,8 +32,17 @@ LAST = "reference"
 COMPOSED_BACKWARD_ROWS = 400
 COMPOSED_BACKWARD_COLUMNS = 1536
 
-# A weight gradient that gathers is cuda_wgrad's from so many rows of an expert and so many columns on.
+# GATED with rows between these, results as wide and sums as long as this: composed. The product fills its tiles better
+# than a fused kernel, and rows and results pass memory once more in little time beside it.
+COMPOSED_GATED_ROWS = 100, 800
+COMPOSED_GATED_COLUMNS, COMPOSED_GATED_SUM = 5120, 2560
+# GATED of more rows by `cuda_gather`, where elements of an expert's results are as many as this, or wide tiles pay.
+CUDA_GATED_ROWS, CUDA_GATED_ELEMENTS = 1000, 2**22
+
+# A weight gradient that gathers is cuda_wgrad's from so many rows of an expert and so many columns of the other operand
+# on; composed from so many of those, by the operand that is gathered, and (the second numbers) where wide tiles pay.
 WGRAD_ROWS, WGRAD_COLUMNS = 400, 128
+COMPOSED_WGRAD_COLUMNS = {"a": (2560, math.inf), "b": (1536, 5120)}
 
 
 @lru_cache(maxsize=4096)
@@ -46,9 +56,9 @@ def choose(
     if device.kind == "cuda":
         rows = math.inf if batch_invariant else problem.mean_group
         order = next(order for most, order in ORDER if rows <= most)
-        if _composed_backward(problem, rows):
+        if _composed_gated(problem, rows) or _composed_backward(problem, rows):
             order = ("composed", *(name for name in order if name != "composed"))
-        elif _gathering_wgrad(problem):
+        elif _gathering_wgrad(problem, device):
             order = ("cuda_wgrad", *order)
         elif _wide_tiles(problem, rows, device):
             order = ("cuda_gather", *order)
@@ -68,18 +78,27 @@ def _composed_backward(problem: GatherProblem, rows: float) -> bool:
     return not p.gathered or p.intermediate >= COMPOSED_BACKWARD_COLUMNS
 
 
+def _composed_gated(problem: GatherProblem, rows: float) -> bool:
+    """Whether copy, product and pointwise kernel beat the fused up-projection."""
+    p, (least, most) = problem, COMPOSED_GATED_ROWS
+    wide = p.n >= COMPOSED_GATED_COLUMNS and p.k >= COMPOSED_GATED_SUM
+    return p.product is Product.GATED and bool(p.gathered) and wide and least <= rows <= most
+
+
 def _wide_tiles(problem: GatherProblem, rows: float, device: Device) -> bool:
     """Whether `cuda_gather`, whose epilogue works beside the next tile's products, is faster than `gluon_gather`."""
     p = problem
-    if rows <= COMPOSED_BACKWARD_ROWS:
-        return False
-    gated = p.product is Product.GATED and wide_tiles_pay(device)
-    return gated or p.product is Product.BACKWARD
+    if p.product is not Product.GATED:
+        return p.product is Product.BACKWARD and rows > COMPOSED_BACKWARD_ROWS
+    many = rows >= CUDA_GATED_ROWS and rows * p.n >= CUDA_GATED_ELEMENTS
+    return many or (wide_tiles_pay(device) and rows > COMPOSED_BACKWARD_ROWS)
 
 
-def _gathering_wgrad(problem: GatherProblem) -> bool:
-    """Whether a weight gradient that gathers fills its tiles."""
+def _gathering_wgrad(problem: GatherProblem, device: Device) -> bool:
+    """Whether a weight gradient that gathers fills its tiles, and the copy of the rows would serve few columns."""
     p = problem
     if p.product is not Product.WGRAD or not p.gathered:
         return False
-    return p.mean_group >= WGRAD_ROWS and (p.m if p.gathered == "b" else p.n) >= WGRAD_COLUMNS
+    columns = p.m if p.gathered == "b" else p.n
+    most = COMPOSED_WGRAD_COLUMNS[p.gathered][wide_tiles_pay(device)]
+    return p.mean_group >= WGRAD_ROWS and WGRAD_COLUMNS <= columns < most

@@ -69,6 +69,8 @@ def test_auto_takes_it_where_it_is_faster(with_nvrtc):
     assert name(rows=32 * 256) != "cuda_gather" and name(gathered="") != "cuda_gather"
     gated = {"product": Product.GATED, "n": 1536}
     assert name(**gated) == "cuda_gather" and name(device=H200, **gated) == "gluon_gather"
+    many = gated | {"n": 4096}
+    assert name(device=H200, **many) == "cuda_gather" and name(device=H200, **many, rows=32 * 900) == "gluon_gather"
     # Its products are rounded before the epilogue, so sums of other numbers of rows would have other bits.
     assert choose(problem(), H100, batch_invariant=True).backend.name == "gluon_gather"
 

@@ -18,7 +18,7 @@ from expertile.ops.launch import nvrtc
 from tests.ops.gathered_mm import cases
 from tests.support import aot
 
-H100, A100 = Device.by_name("h100 sxm"), Device.by_name("a100")
+H100, H200, A100 = Device.by_name("h100 sxm"), Device.by_name("h200"), Device.by_name("a100")
 
 
 @pytest.fixture
@@ -64,32 +64,30 @@ def test_auto_takes_it_where_tiles_are_full(with_nvrtc):
         assert choose(other, H100).backend.name != "cuda_wgrad"
 
 
+@pytest.mark.parametrize(("device", "gathered", "least"), [(H200, "a", 2560), (H200, "b", 1536), (H100, "b", 5120)])
+def test_rows_that_serve_many_columns_are_copied(device, gathered, least, with_nvrtc):
+    side = "n" if gathered == "a" else "m"
+    assert choose(problem(**{side: least}, gathered=gathered), device).backend.name == "composed"
+    assert choose(problem(**{side: least - 8}, gathered=gathered), device).backend.name == "cuda_wgrad"
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("config", [Config(), cuda_wgrad._IN_TURN], ids=str)
-def test_compiles(config, turned, dtype):
+def test_compiles(turned, dtype):
     """Nothing spills, and the four products of a step are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    code = aot.machine_code(cuda_wgrad._binary(config, dtype, turned))
+    code = aot.machine_code(cuda_wgrad._binary(Config(), dtype, turned))
     assert not re.search(r"\b(LDL|STL)\b", code)
-    assert config.smem_bytes <= H100.smem_bytes
-    products = re.findall(rf"HGMMA\.64x{config.block_n}x16[^\n]*", code)
+    assert Config().smem_bytes <= H100.smem_bytes
+    products = re.findall(r"HGMMA\.64x256x16[^\n]*", code)
     assert all("tnspA.tnspB" in product for product in products)
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
-    of_step = 8 if config.pingpong else 4
-    assert of_step * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
+    assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
     assert "UTMALDG.4D" in code and "UTMASTG.3D" in code and "LDGSTS" in code
     assert code.count("BRA.U.ANY") == 1  # a loop over lanes, around the arrival of copies; none around TMA
     assert ("STSM.16.MT88" in code) == turned
-
-
-def test_configs_that_no_kernel_has():
-    with pytest.raises(ValueError, match="block_n: expected one of 192, 256, got 128"):
-        Config(128)
-    with pytest.raises(ValueError, match="block_n: expected one of 192, got 256"):
-        Config(pingpong=True)
 
 
 _HARNESS = """

@@ -113,7 +113,6 @@ def test_configs_that_no_kernel_has():
         ({"consumers": 3}, "consumers: expected one of 1, 2"),
         ({"split_k": 3, "dynamic": False}, "split_k: expected one of 1, 2, 4, 8"),
         ({"split_k": 2}, "expected dynamic=False"),
-        ({"late": True, "dynamic": False}, "late: expected dynamic=True"),
         ({"block_n": 64, "num_stages": 5}, "expected an even number"),
         ({"num_stages": 1}, "num_stages: expected one of 2, 3"),
         ({"block_n": 144, "split_k": 4, "dynamic": False}, "parts of a multiple of 8 columns"),
@@ -238,9 +237,7 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize(
-    "config",
-    [Config(), Config(late=True), Config(128, 5), Config(64, 8, dynamic=False), *NARROW, *SPLITS, *ODD, *WIDE],
-    ids=str,
+    "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), *NARROW, *SPLITS, *ODD, *WIDE], ids=str
 )
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another

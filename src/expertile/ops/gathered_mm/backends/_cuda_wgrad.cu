@@ -1,18 +1,16 @@
 // Device code of the `cuda_wgrad` backend: weight gradients that gather one operand, for sm_90a.
 //
 // out[g] = sum over rows r of expert g of x[rows[r]]^T d[r], tiles of 128 columns of x by TILE_D of d. Two consumer
-// warpgroups share a tile, 64 columns of x each, or take tiles in turn (PINGPONG). Four producer warps keep a ring of
-// STAGES stages of 64 rows full: x by cp.async, 16 bytes a thread, since every row has an address of its own, d by TMA.
-// Both lie in shared memory as they do in memory, columns contiguous, in blocks of 64 columns with the 128-byte swizzle;
-// wgmma transposes.
+// warpgroups share a tile, 64 columns of x each. Four producer warps keep a ring of STAGES stages of 64 rows full: x by
+// cp.async, 16 bytes a thread, since every row has an address of its own, d by TMA. Both lie in shared memory as they do
+// in memory, columns contiguous, in blocks of 64 columns with the 128-byte swizzle; wgmma transposes.
 //
 // TURNED: out is [E, columns of d, columns of x], so stmatrix turns the tile on its way to memory.
 //
-// cuda_wgrad.py puts in front: the macros (TILE_D, STAGES, BAND, PINGPONG, STORE_SLOTS, TURNED, HALF), multiply, the
-// wgmma of TILE_D columns, launch/parts.cu, launch/groups.cu and launch/ring.cu.
+// cuda_wgrad.py puts in front: the macros (STAGES, BAND, TURNED, HALF), multiply, the wgmma of 256 columns, launch/parts.cu, launch/groups.cu and launch/ring.cu.
 
-constexpr int CONSUMERS = 2, TILE_X = 128, STEP = 64, PRODUCERS = 128;
-constexpr int PARTS = PINGPONG ? 2 : 1;          // of 64 columns of x, of a consumer's tile
+constexpr int CONSUMERS = 2, TILE_X = 128, TILE_D = 256, STEP = 64, PRODUCERS = 128;
+constexpr int STORE_SLOTS = 2;                   // of a consumer's pieces on their way to memory
 constexpr int BLOCK = 64;                        // columns of a block in shared memory, 128 bytes
 constexpr u32 BLOCK_BYTES = STEP * BLOCK * 2;    // of x or d
 constexpr u32 X_BYTES = TILE_X / BLOCK * BLOCK_BYTES, D_BYTES = TILE_D / BLOCK * BLOCK_BYTES;
@@ -43,7 +41,7 @@ __device__ __forceinline__ Tile locate(int t, int tiles_x, int tiles_d, const in
   return found;
 }
 
-struct Shared { u32 x, d, out, full, empty, turn; };
+struct Shared { u32 x, d, out, full, empty; };
 
 // Of the row numbers of a step each warp needs 16, so each lane asks for one; past the group's last row, that one's.
 __device__ __forceinline__ int token_of(const int* rows, const Tile& tile, int step, int row) {
@@ -125,26 +123,14 @@ __device__ __forceinline__ void store(const float* sum, const Shared& s, const T
 
 __device__ __forceinline__ void consume(const Shared& s, const TensorMap& out_map, const int* offs, int consumer,
                                         int width_x, int width_d, int tiles_x, int tiles_d, int total) {
-  const u32 a = block_word(s.x + (PINGPONG ? 0 : consumer * BLOCK_BYTES), BLOCK_BYTES), b = block_word(s.d, BLOCK_BYTES);
+  const u32 a = block_word(s.x + consumer * BLOCK_BYTES, BLOCK_BYTES), b = block_word(s.d, BLOCK_BYTES);
   Ring<STAGES> ring{0, 0};
-  int slot = 0, number = 0;
-  for (int t = blockIdx.x; t < total; t += gridDim.x, number++) {
+  int slot = 0;
+  for (int t = blockIdx.x; t < total; t += gridDim.x) {
     const Tile tile = locate(t, tiles_x, tiles_d, offs);
-    const int steps = (tile.rows + STEP - 1) / STEP;
-    if (PINGPONG && number % CONSUMERS != consumer) {
-      ring.skip(steps);
-      continue;
-    }
-    // A stage's parity tells two rounds of the ring apart, no more: the other consumer has had all before this tile.
-    if (PINGPONG) barrier_wait(s.turn + consumer * 8, (number / CONSUMERS ^ consumer ^ 1) & 1);
-    float sum[PARTS][TILE_D / 2];
-    const u32 next = PINGPONG ? s.turn + (consumer ^ 1) * 8 : 0;
-    multiply_tile<Stage, TILE_D, PARTS>(sum, ring, s.full, s.empty, a, b, steps, next);
-#pragma unroll
-    for (int i = 0; i < PARTS; i++) {
-      const int x = tile.x + (PINGPONG ? i : consumer) * BLOCK;
-      store(sum[i], s, out_map, tile, consumer, x, width_x, width_d, slot);
-    }
+    float sum[1][TILE_D / 2];
+    multiply_tile<Stage, TILE_D, 1>(sum, ring, s.full, s.empty, a, b, (tile.rows + STEP - 1) / STEP, 0);
+    store(sum[0], s, out_map, tile, consumer, tile.x + consumer * BLOCK, width_x, width_d, slot);
   }
   if (threadIdx.x % 128 < LANES) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
@@ -161,13 +147,11 @@ gathered_wgrad(const __grid_constant__ TensorMap d_map, const __grid_constant__ 
   s.out = s.d + STAGES * D_BYTES;
   s.full = s.out + STORE_SLOTS * CONSUMERS * OUT_BYTES;
   s.empty = s.full + STAGES * 8;
-  s.turn = s.empty + STAGES * 8;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, PRODUCERS + 1);
-      barrier_init(s.empty + i * 8, PINGPONG ? 4 : 4 * CONSUMERS);
+      barrier_init(s.empty + i * 8, 4 * CONSUMERS);
     }
-    for (int i = 0; i < CONSUMERS; i++) barrier_init(s.turn + i * 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   asm volatile("griddepcontrol.wait;" ::: "memory");

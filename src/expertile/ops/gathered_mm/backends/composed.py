@@ -29,7 +29,7 @@ from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.launch.device import no_triton
 
 # Bytes of one copy for a weight gradient, of all rows and some columns. Each product reads the other operand once more.
-COPY_NBYTES = 2**29
+COPY_NBYTES = 2**27
 _COLUMNS = 512  # of a copy, a multiple: tiles stay whole
 
 

@@ -2,9 +2,9 @@
 
     WGRAD  out[g] = Σ over rows r of g of a[r]ᵀ b[r], one of them gathered
 
-bf16 and fp16, float32 accumulation, every sum in the order of its rows. Tiles of 128 gathered columns by 256 or 192 of
-the other operand, which two consumers share or take in turn; `_cuda_wgrad.cu` says how the work is laid out on the
-chip. No copy of the gathered operand is made, which would be R · columns elements written and read.
+bf16 and fp16, float32 accumulation, every sum in the order of its rows. Tiles of 128 gathered columns by 256 of the
+other operand, shared by two consumers; `_cuda_wgrad.cu` says how the work is laid out on the chip. No copy of the
+gathered operand is made, which would be R · columns elements written and read.
 
 What Gluon lacked (`gluon_gather`): a thread asks for its step's row numbers once and hands them on by shuffles, and
 results leave turned (stmatrix.trans) where the gathered operand is b. Limits: the tensor cores and the power they draw.
@@ -25,7 +25,7 @@ from expertile.ops.launch import nvrtc
 from expertile.ops.launch.device import starts_early
 
 _SOURCES = (nvrtc.GROUPS, nvrtc.RING, Path(__file__).with_name("_cuda_wgrad.cu"))
-_GATHERED = 128  # columns of a tile
+_GATHERED, _OTHER = 128, 256  # columns of a tile, of both operands
 _STEP, _BLOCK = 64, 64  # rows of a step; rows and columns of TMA's boxes
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 3, *(_INT,) * 3, _LONG)
@@ -33,43 +33,22 @@ _TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 3, *(_INT,) * 3, _LON
 
 @dataclass(frozen=True)
 class Config:
-    """block_n: columns of the other operand in a tile, 192 or 256. num_stages: steps of 64 rows in shared memory.
-    band: tiles of the gathered operand that share one pass over the columns of the other. pingpong: two consumers take
-    tiles in turn, of 192 columns; else they share one. store_slots: of a consumer's pieces on their way to memory."""
+    """num_stages: steps of 64 rows in shared memory. band: tiles of the gathered operand that share one pass over the
+    columns of the other."""
 
-    block_n: int = 256
     num_stages: int = 4
     band: int = 4
-    pingpong: bool = False
-    store_slots: int = 2
-
-    def __post_init__(self) -> None:
-        known = (192,) if self.pingpong else (192, 256)
-        if self.block_n not in known:
-            raise ValueError(f"block_n: expected one of {', '.join(map(str, known))}, got {self.block_n}")
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of one program: ring, pieces of the result, barriers, and up to 1024 to align."""
-        ring = self.num_stages * ((_GATHERED + self.block_n) * _STEP * 2 + 16)
-        return 1024 + ring + 2 * self.store_slots * _BLOCK * _BLOCK * 2 + 16
+        """Shared memory of one program: ring, four pieces of the result, barriers, and up to 1024 to align."""
+        return 1024 + self.num_stages * ((_GATHERED + _OTHER) * _STEP * 2 + 16) + 4 * _BLOCK * _BLOCK * 2
 
     def source(self, dtype: torch.dtype, turned: bool) -> str:
         """The program; `turned`: the gathered operand's columns are the result's last dimension."""
         half = dtype is torch.float16
-        macros = {
-            "TILE_D": self.block_n,
-            "STAGES": self.num_stages,
-            "BAND": self.band,
-            "PINGPONG": int(self.pingpong),
-            "STORE_SLOTS": self.store_slots,
-            "TURNED": int(turned),
-            "HALF": int(half),
-        }
-        return nvrtc.program(macros, nvrtc.multiply(self.block_n, half, (1, 1)), *_SOURCES)
-
-
-_IN_TURN = Config(192, 5, pingpong=True, store_slots=1)
+        macros = {"STAGES": self.num_stages, "BAND": self.band, "TURNED": int(turned), "HALF": int(half)}
+        return nvrtc.program(macros, nvrtc.multiply(_OTHER, half, (1, 1)), *_SOURCES)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -123,6 +102,6 @@ BACKEND = Backend(
     name="cuda_wgrad",
     summary="CUDA C++ kernel for Hopper: weight gradients that gather, tiles of 128x256, no copy of the rows",
     supports=supports,
-    configs=lambda problem, device: (Config(), Config(band=16), _IN_TURN),
+    configs=lambda problem, device: (Config(), Config(band=16)),
     run=run,
 )

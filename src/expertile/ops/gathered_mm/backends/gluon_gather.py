@@ -136,7 +136,7 @@ def _default(problem: GatherProblem, device: Device) -> Config:
     if not p.interleaved or p.b_strides[1] == 1:  # else wide tiles spill in the epilogue
         tiles = p.groups * math.ceil(p.mean_group / 128) * math.ceil(p.n / 256)
         offered.append(_DYNAMIC if tiles >= 8 * device.sm_count else _SPLIT)
-        if p.product is Product.GATED:
+        if p.product is Product.GATED and p.mean_group >= 48:  # of fewer rows it was not faster
             offered.append(_HIGH_64)
     return min(offered, key=lambda c: _cost(p, device, c))  # of equals the first
 
@@ -145,14 +145,14 @@ def _cost(problem: GatherProblem, device: Device, config: Config) -> float:
     """Time of a product with gathered rows, in the time that one row takes with one column at the rate of 128x256.
 
     Counted: the rows that fill up a group's last tile, half a tile on average, the columns that fill up the last one,
-    and half a round of tiles at the end, when some multiprocessors are done. A tile takes at least the time of reading
-    its weights once for all tiles of the group. Steps of K are the same for all."""
+    and half a round of tiles at the end, when some multiprocessors are done. Beside a tile's products stands its share
+    of reading the weights, once for all tiles of the group. Steps of K are the same for all."""
     p, c = problem, config
     tiles_m = max(1.0, p.mean_group / c.block_m + 0.5)
     tiles = p.groups * tiles_m * math.ceil(p.n / c.block_n)
     ridge = (device.peak(p.dtype_key) or 0.0) / (device.memory_bps or math.inf)  # rows multiplied in a weight's time
     rate = (_H100_RATES if wide_tiles_pay(device) else _RATES)[c.block_m, c.block_n]
-    return (tiles / device.sm_count + 0.5) * c.block_n * max(c.block_m / rate, ridge / tiles_m)
+    return (tiles / device.sm_count + 0.5) * c.block_n * math.hypot(c.block_m / rate, ridge / tiles_m)
 
 
 def _decode(problem: GatherProblem, device: Device) -> Config:

@@ -15,9 +15,9 @@
 // SPLIT > 1: so many programs of a cluster take a tile, each its part of the steps. They send each other their sums, and
 // each adds up and stores its part of the columns, the programs' sums in the order of their ranks: same bits every time.
 //
-// cuda_fp8.py puts in front: the macros (CONSUMERS, ROWS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, LATE, SPLIT, HALF),
-// multiply<N>, the wgmma of N columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu,
-// launch/tiles.cu, _cuda_fp8_store.cu and _cuda_fp8_steps.cu.
+// cuda_fp8.py puts in front: the macros (CONSUMERS, ROWS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, SPLIT, HALF), multiply<N>,
+// the wgmma of N columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu, launch/tiles.cu,
+// _cuda_fp8_store.cu and _cuda_fp8_steps.cu.
 
 template <int WIDTH>
 __device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, int steps, int part_no, const Tile& tile,
@@ -169,14 +169,8 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
       const int scales_n = (N + 127) / 128, across = n_full + (n_rest != 0);
       Units units{-1, 0, 0, 0, 0, 0};
       int t = program;
-      bool begun = false;  // LATE draws for all tiles but the first
       for (int slot = 0, parity = 1;; slot ^= 1, parity ^= slot == 0) {
         barrier_wait(s.tile_empty + slot * 8, parity);
-        if (DYNAMIC && LATE && begun) {
-          if (lane == 0) t = programs + atomicAdd(counter, 1);
-          t = __shfl_sync(0xffffffffu, t, 0);
-        }
-        begun = true;
         if (!found) {
           if (units.whole < 0) {
             list_groups(tile_ends, row_ends, G, [=](int g) { return G == 1 ? M : load_now(offs + g); },
@@ -193,7 +187,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
         }
         if (tile.width == 0) break;
         int next = t;
-        if (DYNAMIC && !LATE && lane == 0) next = atomicAdd(counter, 1);
+        if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);
         const u32 to = s.scale_b + slot * SCALES_B * steps * 4;
         const int c = tile.col / 128;
         const float *left = scale_b + tile.group * sb_g + c * sb_n, *right = c + 1 < scales_n ? left + sb_n : left;

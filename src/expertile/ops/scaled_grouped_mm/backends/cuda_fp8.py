@@ -52,7 +52,6 @@ class Config:
     num_stages: 2 to 8, of the ring; an even number with up to 64 columns.
     group_m: rows of tiles that share one pass over a group's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
-    late: draw a tile's number when the tile before the last is done, not when it begins (dynamic; not raced yet).
     consumers: of 64 rows of the tile each, 1 or 2.
     split_k: programs, of one cluster, that share a tile's steps: 1, 2, 4 or 8; their schedule is static.
     """
@@ -63,7 +62,6 @@ class Config:
     dynamic: bool = True
     consumers: int = 2
     split_k: int = 1
-    late: bool = False
 
     def __post_init__(self) -> None:
         choices = {"block_n": _WIDTHS, "num_stages": range(2, 9), "consumers": (1, 2), "split_k": (1, 2, 4, 8)}
@@ -72,8 +70,6 @@ class Config:
                 raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {value}")
         if self.split_k > 1 and self.dynamic:
             raise ValueError(f"split_k: expected dynamic=False beside it, got {self.split_k}")
-        if self.late and not self.dynamic:
-            raise ValueError("late: expected dynamic=True beside it, got False")
         if self.block_n // self.split_k % 8:
             raise ValueError(
                 f"split_k: expected parts of a multiple of 8 columns, got {self.split_k} of {self.block_n}"
@@ -108,7 +104,6 @@ class Config:
             "STAGES": self.num_stages,
             "GROUP_M": self.group_m,
             "DYNAMIC": int(self.dynamic),
-            "LATE": int(self.late),
             "SPLIT": self.split_k,
             "HALF": int(dtype is torch.float16),
         }
@@ -237,8 +232,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
         found += [replace(split, consumers=1), split, replace(split, block_n=128)]
     found = [_fitted(c, problem, device) for c in found]
     first, *others = sorted(found, key=partial(_seconds, problem, device))
-    more = [replace(first, dynamic=not first.dynamic)] if first.split_k == 1 else []
-    more += [replace(first, late=True)] if first.dynamic else []
+    more = (replace(first, dynamic=not first.dynamic),) if first.split_k == 1 else ()
     return (first, *others[:4], *more)
 
 
