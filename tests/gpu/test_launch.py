@@ -14,7 +14,7 @@ import expertile as xt
 from expertile.device import Device
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.ops.gathered_mm.api import gathered_gated_mm, gathered_mm
-from expertile.ops.gathered_mm.backends import cuda_gather, gluon_gather
+from expertile.ops.gathered_mm.backends import cuda_gated, cuda_gather, gluon_gather
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name, gluon_hopper
 from expertile.ops.grouped_mm.choose import choose
 from expertile.ops.grouped_mm.problem import Problem
@@ -118,11 +118,14 @@ def dynamic_products():
         "gluon_hopper": lambda: xt.grouped_mm(x, wt, offs=offs, backend="gluon_hopper", config=hopper),
         "gluon_gather": lambda: gathered_mm(x, wt, rows, offs, backend="gluon_gather", config=gluon),
         "cuda_gather": lambda: gathered_gated_mm(x, wt, rows, offs, backend="cuda_gather", config=cuda, **halves)[0],
+        "cuda_gated": lambda: gathered_gated_mm(
+            x, wt, rows, offs, backend="cuda_gated", config=cuda_gated.Config(num_stages=4), **halves
+        )[0],
         "cuda_fp8": lambda: xt.scaled_grouped_mm(*scaled, offs=offs, backend="cuda_fp8", config=cuda_fp8.Config()),
     }
 
 
-@pytest.mark.parametrize("name", ["gluon_hopper", "gluon_gather", "cuda_gather", "cuda_fp8"])
+@pytest.mark.parametrize("name", ["gluon_hopper", "gluon_gather", "cuda_gather", "cuda_gated", "cuda_fp8"])
 def test_counters_of_tiles(name):
     """Calls of a stream share one, graphs and other streams have theirs; all are left at zero."""
     if Device.current().capability != (9, 0):

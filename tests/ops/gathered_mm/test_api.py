@@ -315,26 +315,6 @@ def test_a_gated_backward_with_few_rows_is_composed(rows, inner, gathered, compo
     assert choose(problem, device, batch_invariant=True).backend.name == "gluon_gather"
 
 
-@pytest.mark.parametrize(
-    ("rows", "n", "k", "gathered", "composed"),
-    [
-        (64, 5760, 2880, "a", False),
-        (128, 5760, 2880, "a", True),
-        (512, 28672, 4096, "a", True),
-        (256, 4096, 7168, "a", False),
-        (256, 5760, 2048, "a", False),
-        (256, 5760, 2880, "", False),
-        (1024, 5760, 2880, "a", False),
-    ],
-)
-def test_a_wide_up_projection_with_some_hundred_rows_is_composed(rows, n, k, gathered, composed):
-    strides = {"a_strides": (k, 1), "b_strides": (k * n, 1, k)}
-    problem = large(Product.GATED, 128 * rows, n=n, k=k, gathered=gathered, activation="swiglu", **strides)
-    for gpu in ("h200", "h100 sxm"):
-        assert (choose(problem, Device.by_name(gpu)).backend.name == "composed") is composed
-    assert choose(problem, Device.by_name("h200"), batch_invariant=True).backend.name == "gluon_gather"
-
-
 def test_select_takes_a_config():
     backend, config = select(large(MM, 128), Device.by_name("h200"), Request("triton_gather"))
     chosen = replace(config, group_m=3)

@@ -1,9 +1,9 @@
 """choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
 
 On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
-expert, that takes the problem. Before the others: of an up-projection with wide results and some hundred rows, and of a
-gated backward with few, `composed`, of both with many `cuda_gather`; of a weight gradient that gathers many
-`cuda_wgrad`, unless the copy of the rows serves many columns.
+expert, that takes the problem. Before the others: of an up-projection with wide results `cuda_gated`; of a gated
+backward with few rows `composed`, of both with many `cuda_gather`; of a weight gradient that gathers many `cuda_wgrad`,
+unless the copy of the rows serves many columns.
 """
 
 import math
@@ -32,11 +32,10 @@ LAST = "reference"
 COMPOSED_BACKWARD_ROWS = 400
 COMPOSED_BACKWARD_COLUMNS = 1536
 
-# GATED with rows between these, results as wide and sums as long as this: composed. The product fills its tiles better
-# than a fused kernel, and rows and results pass memory once more in little time beside it.
-COMPOSED_GATED_ROWS = 100, 800
-COMPOSED_GATED_COLUMNS, COMPOSED_GATED_SUM = 5120, 2560
-# GATED of more rows by `cuda_gather`, where elements of an expert's results are as many as this, or wide tiles pay.
+# GATED with results as wide and sums as long as this by `cuda_gated`, which copies the rows, from so many rows of an
+# expert on; where wide tiles pay, up to the second number.
+COPIED_GATED_COLUMNS, COPIED_GATED_SUM, COPIED_GATED_ROWS = 5120, 2560, (100, 800)
+# Others with many rows by `cuda_gather`, where elements of an expert's results are as many as this, or wide tiles pay.
 CUDA_GATED_ROWS, CUDA_GATED_ELEMENTS = 1000, 2**22
 
 # A weight gradient that gathers is cuda_wgrad's from so many rows of an expert and so many columns of the other operand
@@ -56,8 +55,10 @@ def choose(
     if device.kind == "cuda":
         rows = math.inf if batch_invariant else problem.mean_group
         order = next(order for most, order in ORDER if rows <= most)
-        if _composed_gated(problem, rows) or _composed_backward(problem, rows):
+        if _composed_backward(problem, rows):
             order = ("composed", *(name for name in order if name != "composed"))
+        elif _copied_gated(problem, rows, device):
+            order = ("cuda_gated", *order)
         elif _gathering_wgrad(problem, device):
             order = ("cuda_wgrad", *order)
         elif _wide_tiles(problem, rows, device):
@@ -78,11 +79,12 @@ def _composed_backward(problem: GatherProblem, rows: float) -> bool:
     return not p.gathered or p.intermediate >= COMPOSED_BACKWARD_COLUMNS
 
 
-def _composed_gated(problem: GatherProblem, rows: float) -> bool:
-    """Whether copy, product and pointwise kernel beat the fused up-projection."""
-    p, (least, most) = problem, COMPOSED_GATED_ROWS
-    wide = p.n >= COMPOSED_GATED_COLUMNS and p.k >= COMPOSED_GATED_SUM
-    return p.product is Product.GATED and bool(p.gathered) and wide and least <= rows <= most
+def _copied_gated(problem: GatherProblem, rows: float, device: Device) -> bool:
+    """Whether a kernel that has rows in order beats, their copy included, those that gather for an up-projection."""
+    p, (least, most) = problem, COPIED_GATED_ROWS
+    wide = p.n >= COPIED_GATED_COLUMNS and p.k >= COPIED_GATED_SUM
+    few = rows <= most or not wide_tiles_pay(device)
+    return p.product is Product.GATED and wide and rows >= least and few
 
 
 def _wide_tiles(problem: GatherProblem, rows: float, device: Device) -> bool:

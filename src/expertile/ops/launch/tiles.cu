@@ -1,5 +1,6 @@
 // Tiles of ROWS x BLOCK_N of a persistent CUDA C++ kernel: which of them a program takes, and how the scheduling warp
-// tells the others. Macros: ROWS (64 or 128), BLOCK_N, GROUP_M, SPLIT.
+// tells the others. Macros: ROWS (64 or 128), BLOCK_N, GROUP_M, CUT (whether tiles of the
+// last wave may be cut).
 
 constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many columns, or all
 
@@ -15,7 +16,7 @@ struct Units { int whole, parts, all, group, high, col; };
 __device__ __forceinline__ Units units_of(int programs, int n_full, int rest, int G, const int* tile_ends,
                                           const int* row_ends) {
   const int tiles = tile_ends[G - 1];
-  if (SPLIT > 1 || BLOCK_N <= 64 || BLOCK_N % 64 || tiles < programs) return {tiles, 1, tiles, 0, 0, 0};
+  if (!CUT || BLOCK_N <= 64 || BLOCK_N % 64 || tiles < programs) return {tiles, 1, tiles, 0, 0, 0};
   const int left = tiles - quotient(tiles, programs) * programs;
   const int parts = left * (BLOCK_N / 64) <= programs ? BLOCK_N / 64 : left * 2 <= programs ? 2 : 1;
   if (BLOCK_N == 192 && parts == 1) {

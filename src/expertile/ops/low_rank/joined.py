@@ -15,7 +15,7 @@ from expertile.device import Device
 from expertile.ops.gathered_mm import run as gathered
 from expertile.ops.gathered_mm.backend import Operands as Gathered
 from expertile.ops.gathered_mm.backend import new_outputs
-from expertile.ops.gathered_mm.backends import cuda_gather, gluon_gather
+from expertile.ops.gathered_mm.backends import cuda_gated, cuda_gather, gluon_gather
 from expertile.ops.gathered_mm.problem import GatherProblem, Product, describe
 from expertile.ops.grouped_mm import api as grouped
 from expertile.ops.grouped_mm.api import grouped_mm
@@ -114,11 +114,11 @@ def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | N
 
 @lru_cache(maxsize=1024)
 def _gather(product: Product, fields: tuple[Any, ...], form: Form, device: Device) -> tuple[GatherProblem, Any] | None:
-    """The problem and `gluon_gather`'s config for it, where that or `cuda_gather` is chosen and it takes a second
+    """The problem and `gluon_gather`'s config for it, where that or a CUDA C++ kernel is chosen and it takes a second
     pair."""
     problem: GatherProblem = describe(product, *fields, activation=form[0], interleaved=form[1])
     chosen, config = gathered.select(problem, device)
-    if chosen is cuda_gather.BACKEND and gluon_gather.supports(problem, device) is None:
+    if chosen in (cuda_gather.BACKEND, cuda_gated.BACKEND) and gluon_gather.supports(problem, device) is None:
         chosen, config = gluon_gather.BACKEND, gluon_gather.configs(problem, device)[0]
     ours = chosen is gluon_gather.BACKEND and gluon_gather.takes_more(problem, config)
     return (problem, config) if ours else None

@@ -8,10 +8,17 @@ from functools import partial
 from expertile.ops.backend import named
 from expertile.ops.gathered_mm import reference
 from expertile.ops.gathered_mm.backend import Backend
-from expertile.ops.gathered_mm.backends import composed, cuda_gather, cuda_wgrad, gluon_gather, triton_gather
+from expertile.ops.gathered_mm.backends import (
+    composed,
+    cuda_gated,
+    cuda_gather,
+    cuda_wgrad,
+    gluon_gather,
+    triton_gather,
+)
 
 BACKENDS: tuple[Backend, ...] = tuple(
-    module.BACKEND for module in (reference, cuda_wgrad, cuda_gather, composed, triton_gather, gluon_gather)
+    module.BACKEND for module in (reference, cuda_wgrad, cuda_gather, cuda_gated, composed, triton_gather, gluon_gather)
 )
 
 by_name = partial(named, BACKENDS)  # the backend called so; ValueError lists those there are

@@ -25,6 +25,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
+from expertile.ops.grouped_mm.backends.cuda_grouped import loadable
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import starts_early
@@ -133,11 +134,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
     """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD."""
     p, o = problem, operands
     assert o.rows is not None
-    bias, pre, sums = o.bias, o.pre, None
-    if bias is not None and (bias.dtype not in (p.dtype, torch.float32) or bias.data_ptr() % 8):
-        bias = bias.to(torch.float32, copy=True)
-    if bias is not None:
-        bias = bias.contiguous()
+    bias, pre, sums = loadable(o.bias, p.dtype), o.pre, None
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
         assert pre is not None

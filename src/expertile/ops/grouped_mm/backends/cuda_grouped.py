@@ -14,7 +14,7 @@ docs/notes/grouped_mm.md what was measured.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -40,8 +40,12 @@ _SLOTS = 4  # tiles that the scheduler has told the others of
 # Up to so many summands a tile's stores take longer than its products, so that two pieces have to be under way.
 _SHORT_K = 640
 _DTYPES = (torch.bfloat16, torch.float16)
-_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_TYPES = (*(nvrtc.TensorMap,) * 6, *(_ADDRESS,) * 4, *(_INT,) * 4, _LONG)
+ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+def types(*more: Any) -> tuple[Any, ...]:
+    """Of the kernel's parameters; `more` come behind the maps."""
+    return (*(nvrtc.TensorMap,) * 6, *more, *(ADDRESS,) * 4, *(_INT,) * 4, _LONG)
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,17 @@ class Config:
         ring = self.num_stages * ((self.block_m + columns) * _STEP * 2 + 16)
         return 2048 + ring + 2 * self.store_slots * _BLOCK * 128 + _SLOTS * 48 + 24 + 8 * groups
 
-    def source(self, dtype: torch.dtype, layout: Layout, k_major: bool, bias_bytes: int = 0) -> str:
-        """The program; bias_bytes: of an element of the bias, 0 where there is none."""
+    def source(
+        self,
+        dtype: torch.dtype,
+        layout: Layout,
+        k_major: bool,
+        bias_bytes: int = 0,
+        gated: Mapping[str, int] | None = None,
+        before: Sequence[Path] = (),
+    ) -> str:
+        """The program; bias_bytes: of an element of the bias, 0 where there is none. gated: the macros of a gated
+        activation, whose functions are in `before`."""
         half, ragged_k = dtype is torch.float16, layout is Layout.RAGGED_K
         macros = {
             "RAGGED_K": int(ragged_k),
@@ -99,13 +112,15 @@ class Config:
             "DYNAMIC": int(self.dynamic),
             "PINGPONG": int(self.mode == "pingpong"),
             "STORE_SLOTS": self.store_slots,
-            "SPLIT": 1,
+            "GATED": int(gated is not None),
+            "CUT": int(gated is None),
             "HALF": int(half),
+            **(gated or {}),
         }
-        widths = sorted({*range(64, self.block_n, 64), self.block_n})
+        widths = sorted({*range(64, self.block_n if gated is None else 0, 64), self.block_n})
         turned = int(ragged_k), int(not k_major)
         products = "".join(nvrtc.multiply(n, half, turned) for n in widths)
-        return nvrtc.program(macros, products, *_SOURCES)
+        return nvrtc.program(macros, products, *before, *_SOURCES)
 
 
 def _k_major(p: Problem) -> bool:
@@ -126,11 +141,11 @@ def supports(problem: Problem, device: Device) -> str | None:
     return unloadable_groups(p) or nvrtc.missing()
 
 
-def _fitted(config: Config, problem: Problem, device: Device) -> Config:
-    """`config` with the slots that its stores need, and as many stages, 2 to 8, as there is room for."""
-    depth = problem.mean_group if problem.layout is Layout.RAGGED_K else problem.k
+def fitted(config: Config, depth: float, groups: int, k_major: bool, device: Device) -> Config:
+    """`config` with the slots that stores need where a tile has `depth` summands, and as many stages, 2 to 8, as there
+    is room for."""
     config = replace(config, store_slots=2 if depth <= _SHORT_K else 1)
-    room = power_of_two(problem.groups, 32), _k_major(problem)
+    room = power_of_two(groups, 32), k_major
     deeper = (replace(config, num_stages=stages) for stages in range(8, 2, -1))
     fits = (c for c in deeper if c.smem_bytes(*room) <= device.smem_bytes)
     return next(fits, replace(config, num_stages=2))
@@ -147,7 +162,9 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing. Rows that begin anywhere in L2's lines make loads the limit, and want the largest tile."""
     found = (Config(), _LOW, _NARROW, _BETWEEN, _SHARED)
     first = Config() if all(problem.aligned_rows) else _SHARED
-    return tuple(_fitted(c, problem, device) for c in dict.fromkeys((first, *found)))
+    depth = problem.mean_group if problem.layout is Layout.RAGGED_K else problem.k
+    room = problem.groups, _k_major(problem), device
+    return tuple(fitted(c, depth, *room) for c in dict.fromkeys((first, *found)))
 
 
 @lru_cache(maxsize=64)
@@ -161,7 +178,7 @@ def _kernel(
 ) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
     binary = _binary(config, dtype, layout, k_major, bias_bytes)
-    return nvrtc.kernel(binary, "grouped_mm", _TYPES, 3 * 128, config.smem_bytes(groups, k_major))
+    return nvrtc.kernel(binary, "grouped_mm", types(), 3 * 128, config.smem_bytes(groups, k_major))
 
 
 def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
@@ -171,14 +188,17 @@ def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor 
     return filled(problem, operands, out, partial(_queue, problem, operands, config))
 
 
+def loadable(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """`bias` as kernels load it: contiguous, of `dtype` or float32, at a multiple of 8 bytes."""
+    if bias is not None and (bias.dtype not in (dtype, torch.float32) or bias.data_ptr() % 8):
+        bias = bias.to(torch.float32, copy=True)
+    return None if bias is None else bias.contiguous()
+
+
 def _queue(p: Problem, o: Operands, config: Config, out: torch.Tensor) -> None:
     assert o.offs is not None
     with current_device(out.device):
-        bias = o.bias
-        if bias is not None and (bias.dtype not in (p.dtype, torch.float32) or bias.data_ptr() % 8):
-            bias = bias.to(torch.float32, copy=True)
-        if bias is not None:
-            bias = bias.contiguous()
+        bias = loadable(o.bias, p.dtype)
         tensors = (o.a, o.b, out, o.offs, tile_counter(config.dynamic, out), *(() if bias is None else (bias,)))
         device, bias_bytes = out.get_device(), 0 if bias is None else bias.element_size()
         addresses = tuple(map(torch.Tensor.data_ptr, tensors))

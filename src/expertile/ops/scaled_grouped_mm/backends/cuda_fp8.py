@@ -105,6 +105,7 @@ class Config:
             "GROUP_M": self.group_m,
             "DYNAMIC": int(self.dynamic),
             "SPLIT": self.split_k,
+            "CUT": int(self.split_k == 1),
             "HALF": int(dtype is torch.float16),
         }
         widths = {*range(64, self.block_n, 64), self.block_n} - {256}
