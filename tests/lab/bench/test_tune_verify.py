@@ -55,10 +55,10 @@ def test_features_come_back():
 
 
 def test_the_shipped_table_chooses_well_on_problems_that_it_has_not_seen():
-    """Of those that ran what is chosen: 0.779 at 0.97 or more, 0.951 at 0.9 or more. The worst, 0.410: nearly all rows
+    """Of those that ran what is chosen: 0.829 at 0.97 or more, 0.956 at 0.9 or more. The worst, 0.410: nearly all rows
     are one group's, which `auto` is not told (2026-11-28, with `cuda_grouped` on 600 of them)."""
     found = left_out(table_for(H200), H200)
     assert len(found) > 1200
-    assert sum(v.share >= PROMISE for v in found) >= 0.77 * len(found)
-    assert sum(v.share >= 0.9 for v in found) >= 0.94 * len(found)
+    assert sum(v.share >= PROMISE for v in found) >= 0.82 * len(found)
+    assert sum(v.share >= 0.9 for v in found) >= 0.95 * len(found)
     assert min(v.share for v in found) > 0.4

@@ -82,16 +82,15 @@ def test_the_fastest_neighbour_wins_with_its_config(tables):
 
 
 def test_a_tie_goes_to_the_first_backend_and_its_first_config(tables):
-    tables(timed("b", 1e-4), timed("a", 1.003e-4), timed("a", 1.001e-4, block_m=64))
+    tables(timed("b", 1e-4), timed("a", 1e-4), timed("a", 1e-4, block_m=64))
     choice = choose(problem(), H200, (backend("a"), backend("b")))
     assert (choice.backend.name, choice.config) == ("a", Config())
 
 
-@pytest.mark.parametrize(("slower", "height"), [(1.03, 128), (1.06, 64)])
-def test_the_default_of_a_backend_keeps_what_another_config_is_hardly_faster_at(tables, slower, height):
-    tables(timed("b", 1e-4, block_m=64), timed("b", slower * 1e-4), timed("a", 1.2e-4))
+def test_a_config_that_is_hardly_faster_than_the_default_of_its_backend_is_taken(tables):
+    tables(timed("b", 1e-4, block_m=64), timed("b", 1.01e-4), timed("a", 1.2e-4))
     choice = choose(problem(), H200, (backend("a"), backend("b")))
-    assert (choice.backend.name, choice.config) == ("b", Config(block_m=height))
+    assert (choice.backend.name, choice.config) == ("b", Config(block_m=64))
 
 
 @pytest.mark.parametrize(("slower", "name"), [(1.03, "ours"), (1.06, "peer")])

@@ -11,11 +11,17 @@ from expertile.ops.grouped_mm.tuned import features_of
 
 H200 = Device.by_name("h200")
 HIGH, LOW, WIDE = Tile(128, 128, 64, 128, 1), Tile(64, 128, 64, 64, 1), Tile(128, 256, 64, 128, 1)
-TILES = frozenset((HIGH, LOW, WIDE))
+TILES = (HIGH, LOW, WIDE)
 
 
 def features(sizes, k=4096, n=4096, dtype="bf16"):
     return features_of(ragged_m("x", "", tuple(sizes), k, n, dtype).problem("cuda"))
+
+
+def modelled(f, tiles=TILES):
+    """By tile."""
+    (logs,) = modelled_logs([f], tiles, H200)
+    return dict(zip(tiles, logs, strict=True))
 
 
 def test_fields_that_are_no_tile():
@@ -27,12 +33,12 @@ def test_fields_that_are_no_tile():
 
 
 def test_the_best_tile_is_at_zero_and_the_others_above():
-    logs = modelled_logs(features((1024,) * 8), frozenset((HIGH, LOW, WIDE)), H200)
+    logs = modelled(features((1024,) * 8))
     assert min(logs.values()) == 0 and logs[LOW] > logs[HIGH]
 
 
 def test_large_tiles_suit_large_groups_and_low_tiles_small_groups():
-    large, small = (modelled_logs(features((rows,) * 64), frozenset((WIDE, LOW)), H200) for rows in (4096, 32))
+    large, small = (modelled(features((rows,) * 64), (WIDE, LOW)) for rows in (4096, 32))
     assert large[WIDE] == 0 < large[LOW] and small[LOW] == 0 < small[WIDE]
 
 
@@ -40,21 +46,19 @@ def test_large_tiles_suit_large_groups_and_low_tiles_small_groups():
 def test_a_wave_more_costs(rows):
     """16 groups and 8 columns of tiles are one wave of 128 rows up to there, two behind."""
     higher = Tile(256, 128, 64, 256, 1)
-    logs = modelled_logs(features((rows,) * 16, n=1024), frozenset((HIGH, higher)), H200)
+    logs = modelled(features((rows,) * 16, n=1024), (HIGH, higher))
     assert (logs[HIGH] < logs[higher]) == (rows == 120)
 
 
 def test_rows_that_begin_anywhere_want_tiles_with_few_loads():
     """Products hide the loads of a tile of 128x128 only where rows are whole lines of L2 apart."""
-    aligned, not_so = (
-        modelled_logs(features((2048,) * 8, k=k, n=1536), frozenset((HIGH, WIDE)), H200) for k in (1024, 1000)
-    )
+    aligned, not_so = (modelled(features((2048,) * 8, k=k, n=1536), (HIGH, WIDE)) for k in (1024, 1000))
     assert not_so[WIDE] == 0 and not_so[HIGH] > aligned[HIGH] + 0.15
 
 
 def test_groups_that_no_row_can_be_in_do_not_count():
     few, many = (features((1,) * 4 + (0,) * empty) for empty in (0, 124))
-    assert modelled_logs(few, TILES, H200) == modelled_logs(many, TILES, H200)
+    assert modelled(few) == modelled(many)
 
 
 def test_every_layout_and_no_rows_at_all():
@@ -62,6 +66,14 @@ def test_every_layout_and_no_rows_at_all():
     found = [features_of(batched), features_of(wgrad("x", "", (0, 0), 512, 768, "bf16").problem("cuda"))]
     found += [features((0, 0)), features((900, 50, 50)), features((7,), dtype="fp16")]
     for f in found:
-        logs = modelled_logs(f, TILES, H200)
+        logs = modelled(f)
         assert min(logs.values()) == 0 and max(logs.values()) < 3
-    assert modelled_logs(features((64,) * 8, dtype="fp32"), TILES, H200) == {}
+    assert not any(modelled(features((64,) * 8, dtype="fp32")).values()), "nothing was fitted to these"
+
+
+def test_several_problems_are_modelled_as_each_alone():
+    """One group with most of the rows, rows that begin anywhere, and many waves among them."""
+    found = [features((900, 50, 50)), features((7,)), features((2048,) * 64), features((64,) * 8, k=1000)]
+    together = modelled_logs(found, TILES, H200)
+    for f, logs in zip(found, together, strict=True):
+        assert dict(zip(TILES, logs, strict=True)) == modelled(f)

@@ -171,7 +171,7 @@ def left_out(table: Table, device: Device, backends: Sequence[Backend] = BACKEND
     """`auto`'s choice among those of `backends` that run here, on each problem that `table` has of its own GPU, by all
     others; worst first. No GPU is needed, and nothing is measured: the choice's time stands in the table. A choice
     that the table does not list for the problem was screened out there, and counts as `transfer` counts such a one: 8 %
-    slower than its backend's best or than 1.1 times the best. A problem counts where its measurement knew the chosen
+    slower than its backend's best or than 1.05 times the best. A problem counts where its measurement knew the chosen
     config's flags, and where it has neighbours."""
     return sorted(_verdicts(table, device, backends, table.of("graph")), key=lambda v: v.share)
 

@@ -27,10 +27,7 @@ from expertile.ops.grouped_mm.tuned import Measured, Table, features_of
 
 # What this and the constants of `transfer`, `tuned` and `tiling` rest on: docs/notes/grouped_mm.md, "Constants".
 NEIGHBOURS = 24
-# Expected times closer than that are a tie, which the earlier backend or config keeps.
-TIE = 0.005
-# And a backend's default config keeps what no other is expected to do that much faster: it follows rules fitted to
-# hundreds of problems, its rivals a few neighbours. So do our backends against peers.
+# Our backends keep what no peer is expected to do that much faster.
 TRUST = 0.05
 
 
@@ -131,12 +128,7 @@ def by_measurement(
     least = min(s for s, _ in timed)
     ours = [(s, r) for s, r in timed if not r.backend.peer]
     chosen = ours if any(s <= least * (1 + TRUST) for s, _ in ours) else timed
-    least = min(s for s, _ in chosen)
-    best_s, best = next((s, r) for s, r in chosen if s <= least * (1 + TIE))
-    # A backend's default comes first among its configs.
-    usual_s, usual = next((s, r) for s, r in chosen if r.backend == best.backend)
-    if usual_s <= least * (1 + TRUST):
-        best_s, best = usual_s, usual
+    best_s, best = min(chosen, key=lambda pair: pair[0])
     of_backend: dict[str, float] = {}
     for s, r in timed:
         of_backend[r.backend.name] = min(s, of_backend.get(r.backend.name, math.inf))

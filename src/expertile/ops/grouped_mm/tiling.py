@@ -6,10 +6,11 @@ It knows nothing of how good a kernel is; `transfer` uses only how the times of 
 Groups whose sizes only the device knows are taken to spread around their mean as random choices do.
 """
 
-import math
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.problem import Layout
@@ -22,6 +23,9 @@ _PRODUCTS, _SMALLER, _L2_BYTES_PER_CLOCK, _MEMORY, _LAST_WAVE, _LAUNCH_S = 0.83,
 _MANY_WAVES = 8
 # Rows that begin anywhere in L2's lines of 128 bytes take TMA so many times as long.
 _UNALIGNED = 2.7
+
+
+Floats = npt.NDArray[np.float64]
 
 
 def load_rows(rows: float, columns: float, aligned: tuple[bool, bool]) -> float:
@@ -48,60 +52,57 @@ def tile_of(fields: Mapping[str, Any]) -> Tile | None:
     return Tile(height, width, fields.get("block_k", 64), alone, fields.get("blocks_per_sm", 1))
 
 
-@lru_cache(maxsize=4096)
-def modelled_logs(f: Features, tiles: frozenset[Tile], device: Device) -> Mapping[Tile, float]:
-    """For each tile log(its modelled time / that of the best of `tiles`) on the problem of `f`; none for dtypes other
-    than 16-bit, to whose times nothing was fitted."""
-    if f.dtype != "16-bit":
-        return {}
-    rows_of = {height: _rows_of_tiles(f, height) for t in tiles for height in (t.block_m, t.alone)}
-    logs = {t: _modelled_log(f, t, device, rows_of[t.block_m], rows_of[t.alone]) for t in tiles}
-    best = min(logs.values(), default=0.0)
-    return {t: log - best for t, log in logs.items()}
-
-
-def _modelled_log(f: Features, tile: Tile, device: Device, down: float, worked_down: float) -> float:
-    """`down`, `worked_down`: rows of tiles block_m and `alone` high."""
-    block_m, block_n, block_k, alone, per_sm = tile
+def modelled_logs(problems: Sequence[Features], tiles: Sequence[Tile], device: Device) -> Floats:
+    """[problems, tiles]: log(the tile's modelled time / that of the best of `tiles`). `problems` have one layout and
+    dtype; 0 for dtypes other than 16-bit, to whose times nothing was fitted."""
+    if not tiles or problems[0].dtype != "16-bit":
+        return np.zeros((len(problems), len(tiles)))
+    block_m, block_n, block_k, alone, per_sm = np.array(tiles, float).T
+    of_rows = [(load_rows(1, 0, f.aligned), load_rows(0, 1, f.aligned), f.skew == "one") for f in problems]
+    columns = [(f.rows, f.groups, f.k, f.n, f.elements, *of) for f, of in zip(problems, of_rows, strict=True)]
+    rows, groups, k, n, elements, of_a, of_b, one = np.array(columns, float).T[:, :, None]
     products, memory = device.peak("bf16") or 1e15, device.memory_bps or 1e12
-    worked = alone * worked_down
-    ragged_k = f.layout == Layout.RAGGED_K
-    depth = block_k * (_tiles(f.mean, block_k) if ragged_k else math.ceil(f.k / block_k))
-    waves = down * math.ceil(f.n / block_n) / (device.sm_count * per_sm)
-    whole = math.ceil(waves - 1e-9) if waves < _MANY_WAVES else waves + 0.5
-    waves = max(1.0, _LAST_WAVE * whole + (1 - _LAST_WAVE) * waves)
+    layout, mean = problems[0].layout, rows / np.maximum(1, groups)
+    ragged_k = layout == Layout.RAGGED_K
+    if ragged_k:
+        rows = groups * k
+        down, worked = (groups * np.ceil(k / height) for height in (block_m, alone))
+        depth = block_k * _tiles(mean, block_k)
+        read = np.minimum(depth, np.maximum(1.0, mean))  # what lies past a group's end is not loaded
+    else:
+        down, worked = (_rows_of_tiles(rows, groups, height, layout, one) for height in (block_m, alone))
+        depth, read = block_k * np.ceil(k / block_k), k
+    waves = down * np.ceil(n / block_n) / (device.sm_count * per_sm)
+    whole = np.where(waves < _MANY_WAVES, np.ceil(waves - 1e-9), waves + 0.5)
+    waves = np.maximum(1.0, _LAST_WAVE * whole + (1 - _LAST_WAVE) * waves)
     # Of one tile, on its share of a multiprocessor:
     loss = 1 + _SMALLER * (128 / block_m + 256 / block_n - 2) / 2
-    multiply = 2 * worked / down * block_n * depth * loss / (products * _PRODUCTS)
-    rows = f.groups * f.k if ragged_k else f.rows
-    read = min(depth, max(1.0, f.mean)) if ragged_k else f.k  # what lies past a group's end is not loaded
+    multiply = 2 * alone * worked / down * block_n * depth * loss / (products * _PRODUCTS)
     from_l2 = _L2_BYTES_PER_CLOCK * device.max_clock_hz * device.sm_count
-    load = 2 * load_rows(min(block_m, rows / down), block_n, f.aligned) * read / from_l2
-    compute = waves * per_sm * device.sm_count * max(multiply, load)
-    return math.log(_LAUNCH_S + math.hypot(compute, 2 * f.elements / (memory * _MEMORY)))
+    load = 2 * (np.minimum(block_m, rows / down) * of_a + block_n * of_b) * read / from_l2
+    compute = waves * per_sm * device.sm_count * np.maximum(multiply, load)
+    logs = np.log(_LAUNCH_S + np.hypot(compute, 2 * elements / (memory * _MEMORY)))
+    return logs - logs.min(1, keepdims=True)
 
 
-def _rows_of_tiles(f: Features, height: int) -> float:
-    """Rows of tiles in the result, of the groups that have any rows."""
-    if f.layout == Layout.RAGGED_K:
-        return f.groups * math.ceil(f.k / height)
-    busy = max(1, min(f.groups, f.rows))
-    if f.layout == Layout.BATCHED:
-        return busy * math.ceil(f.mean / height)
-    if f.skew == "one" and busy > 1:  # one group has most of the rows
-        return _tiles(0.9 * f.rows, height) + (busy - 1) * _tiles(0.1 * f.rows / (busy - 1), height)
-    return busy * _tiles(f.rows / busy, height)
+def _rows_of_tiles(rows: Floats, groups: Floats, height: Floats, layout: str, one: Floats) -> Floats:
+    """Rows of tiles in the result, of the groups that have any rows. `one`: one group has most of them."""
+    busy = np.maximum(1, np.minimum(groups, rows))
+    if layout == Layout.BATCHED:
+        return busy * np.ceil(rows / groups / height)
+    rest = np.maximum(1, busy - 1)
+    uneven = _tiles(0.9 * rows, height) + rest * _tiles(0.1 * rows / rest, height)
+    return np.where((one > 0) & (busy > 1), uneven, busy * _tiles(rows / busy, height))
 
 
-def _tiles(mean: float, height: int) -> float:
+def _tiles(mean: Floats, height: Floats) -> Floats:
     """Tiles of a group on average, its size anywhere within a standard deviation of a random choice's."""
-    if mean <= 1:
-        return 1.0
-    low, high = max(1.0, mean - math.sqrt(mean)), mean + math.sqrt(mean)
-    return (_tiles_up_to(high, height) - _tiles_up_to(low, height)) / (high - low)
+    mean = np.maximum(1.0, mean)
+    low, high = np.maximum(1.0, mean - np.sqrt(mean)), mean + np.sqrt(mean)
+    return np.where(mean <= 1, 1.0, (_tiles_up_to(high, height) - _tiles_up_to(low, height)) / (high - low))
 
 
-def _tiles_up_to(size: float, height: int) -> float:
+def _tiles_up_to(size: Floats, height: Floats) -> Floats:
     """The integral of ceil(x / height) from 0 to `size`."""
-    full, rest = divmod(size, height)
-    return height * full * (full + 1) / 2 + (full + 1) * rest
+    full = np.floor(size / height)
+    return height * full * (full + 1) / 2 + (full + 1) * (size - full * height)
