@@ -77,6 +77,14 @@ void tma_store_at(const Map& m, uint32_t from, std::vector<int> at) {
     if (to) memcpy(to, shared(m.swizzled ? swizzled(from + offset) : from + offset, m.itemsize), m.itemsize);
   });
 }
+void tma_add(const void* map, uint32_t from, int x, int y) {
+  const Map& m = *static_cast<const Map*>(map);
+  if (m.itemsize != 4) throw Failure("sums of what is not float32");
+  const int at[] = {x, y};
+  each_of_box(m, at, [&](uint32_t offset, char* to) {
+    if (to) *reinterpret_cast<float*>(to) += load<float>(m.swizzled ? swizzled(from + offset) : from + offset);
+  });
+}
 
 // ---- warps ----
 

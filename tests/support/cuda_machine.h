@@ -193,6 +193,8 @@ void tma_store(const void* map, uint32_t from, Coordinates... coordinates) {
   tma_store_at(*static_cast<const Map*>(map), from, {int(coordinates)...});
 }
 
+void tma_add(const void* map, uint32_t from, int x, int y);
+
 template <typename T>
 T load(uint32_t at) {
   T x;
@@ -208,6 +210,10 @@ void ld_shared_v4(T& x, T& y, T& z, T& w, uint32_t at) {
 }
 inline void ld_shared_b32(int& x, uint32_t at) { x = load<int>(at); }
 inline void st_shared_f32(uint32_t at, float x) { memcpy(shared(at, 4), &x, 4); }
+inline void st_shared_v2(uint32_t at, float x, float y) {
+  const float v[2] = {x, y};
+  memcpy(shared(at, 8), v, 8);
+}
 inline void st_shared_v4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   const uint4 v{x, y, z, w};
   memcpy(shared(at, 16), &v, 16);

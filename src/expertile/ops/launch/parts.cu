@@ -99,6 +99,12 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 from, int
                "r"(y) : "memory");
 }
 
+// What lies in memory, float32, plus the box.
+__device__ __forceinline__ void tma_add_2d(const TensorMap& map, u32 from, int x, int y) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
+               "r"(from), "r"(x), "r"(y) : "memory");
+}
+
 __device__ __forceinline__ void tma_store_3d(const TensorMap& map, u32 from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
                "r"(x), "r"(y), "r"(z) : "memory");
@@ -155,6 +161,10 @@ __device__ __forceinline__ float load_shared(u32 at) {
 
 __device__ __forceinline__ void store_shared(u32 at, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_pair(u32 at, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
 // ---- tensor cores ----

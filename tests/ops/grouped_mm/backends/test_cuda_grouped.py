@@ -46,10 +46,11 @@ def problem_of(case: Case, operands) -> Problem:
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
 def test_supports(case, with_nvrtc):
-    """Of what `gluon_hopper` takes: ragged rows and a ragged K of 16-bit elements, with results of the same dtype."""
+    """Of what `gluon_hopper` takes: ragged rows and a ragged K of 16-bit elements, with results of the same dtype or in
+    float32."""
     problem = problem_of(case, cases.make(case))
     reason = BACKEND.supports(problem, H200)
-    taken = case.layout in (M, K) and case.dtype.itemsize == 2 and case.out_torch_dtype is case.dtype
+    taken = case.layout in (M, K) and case.dtype.itemsize == 2 and case.out_torch_dtype in (case.dtype, torch.float32)
     assert (reason is None) == (taken and gluon_hopper.supports(problem, H200) is None), reason
 
 
@@ -91,7 +92,13 @@ def test_configs_fit(groups):
         assert {c.store_slots for c in found} == {2 if k == 512 else 1}
 
 
-FORMS = {"m": (M, True, 0), "m-kn-bias": (M, False, 2), "k": (K, False, 0)}
+# Layout, whether K is contiguous in b, bytes of an element of the bias and of the result, whether it is added.
+FORMS = {
+    "m": (M, True, 0, 2, False),
+    "m-kn-bias": (M, False, 2, 2, False),
+    "k": (K, False, 0, 2, False),
+    "k-added": (K, False, 0, 4, True),
+}
 FULL = (
     Config(),
     cuda_grouped._LOW,
@@ -107,15 +114,15 @@ def test_compiles(config, form):
     """Nothing spills, and a step's products are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    layout, k_major, bias = FORMS[form]
-    code = aot.machine_code(cuda_grouped._binary(config, torch.bfloat16, layout, k_major, bias))
+    layout, *rest = FORMS[form]
+    code = aot.machine_code(cuda_grouped._binary(config, torch.bfloat16, layout, *rest))
     assert not re.search(r"\b(LDL|STL)\b", code)
     products = re.findall(r"HGMMA\.64x(\d+)x16[^\n]*", code)
     assert str(config.block_n) in products
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     waited = len(re.findall(r"HGMMA[^\n]*gsb0", code))
     assert 4 * waited <= len(products), (waited, len(products))
-    assert "UTMALDG" in code and "UTMASTG.2D" in code
+    assert "UTMALDG" in code and ("UTMAREDG.2D.ADD" if form == "k-added" else "UTMASTG.2D") in code
     assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
 
 
@@ -167,6 +174,32 @@ def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("m", [64, 200, 128, 72, 40])
+@pytest.mark.parametrize("config", [SMALL[0], SMALL[1], SMALL[4], Config(128, 144, 2)], ids=str)
+def test_adds_as_it_stores(config, m, cuda_folder, monkeypatch):
+    """Twice over; rows that two tiles have are added once."""
+    added(config, m, on_the_host(monkeypatch, cuda_folder, programs=3))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_rows_that_are_added_twice_show(cuda_folder, monkeypatch):
+    counter = on_the_host(monkeypatch, cuda_folder, programs=3, fault=lambda s: s.replace("row >= skip", "true"))
+    with pytest.raises(AssertionError):
+        added(SMALL[0], 200, counter)
+
+
+def added(config: Config, m: int, counter: torch.Tensor) -> None:
+    case = replace(LONGER[2], m=m, out_dtype=torch.float32)
+    operands = cases.make(case)
+    buffer = torch.randn(3, m, 264, generator=torch.Generator().manual_seed(0))
+    want = buffer + 2 * cases.expected(case, *operands).float()
+    for _ in range(2):
+        assert BACKEND.add(problem_of(case, operands), Operands(*operands), config, buffer) is buffer
+    torch.testing.assert_close(buffer, want, rtol=1e-4, atol=2e-3)
+    assert counter == 0
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("ends", [(130, 130, 999), (130, 90, 330), (330, 200, 100)], ids=str)
 def test_wrong_offsets_write_nothing_behind_the_result(ends, cuda_folder, monkeypatch):
     """What the rows hold then means nothing, but the next launch finds its counter."""
@@ -186,7 +219,7 @@ FAULTS: dict[str, tuple[Config, Case, Fault]] = {
     "a group's last rows go to the tile's": (
         SMALL[0],
         LONGER[0],
-        lambda s: s.replace("first_row(tile, PINGPONG ? i : consumer, at_once)", "tile.row + i * 64"),
+        lambda s: s.replace("first_row(tile, part, at_once)", "tile.row + i * 64"),
     ),
     "consumers do not wait for their turn": (SMALL[2], LONGER[0], without("consume", "barrier_wait", 1)),
     "summands of the next group are loaded": (

@@ -9,15 +9,15 @@
 //   GATED     RAGGED_M with b [G, 2I, K]: a tile's left half is gate, its right half up. act = f(gate, up), of the rounded
 //             products, and these to pre where SAVE_PRE; in either order of columns (INTERLEAVED)
 //   RAGGED_K  a [K, M] and b [K, N], of which each group has some rows. Its result [G, M, N] is stored as G M rows, of
-//             which each group has M: so both find their tiles alike.
+//             which each group has M: so both find their tiles alike. ADD: it is added to what is there, float32.
 //
 // cuda_grouped.py puts in front: the macros (RAGGED_K, K_MAJOR, GATED, SAVE_PRE, INTERLEAVED, ACTIVATION, BIAS, ROWS,
-// BLOCK_N, STAGES, SLOTS, GROUP_M, DYNAMIC, PINGPONG, STORE_SLOTS, CUT, HALF), multiply<N>, the wgmma of N columns,
-// launch/parts.cu, launch/groups.cu, launch/tiles.cu, launch/ring.cu and, where GATED, _cuda_activation.cu.
+// BLOCK_N, STAGES, SLOTS, GROUP_M, DYNAMIC, PINGPONG, STORE_SLOTS, CUT, OUT_BYTES (of an element of the result), ADD,
+// HALF), multiply<N>, the wgmma of N columns, where GATED _cuda_activation.cu, launch/parts.cu, launch/groups.cu,
+// launch/tiles.cu, launch/ring.cu and _cuda_grouped_store.cu.
 
 constexpr int CONSUMERS = 2, STEP = 64;
 constexpr int PARTS = PINGPONG ? ROWS / 64 : 1;  // of 64 rows, of a consumer's tile
-constexpr u32 BLOCK_BYTES = 64 * 128;            // 64 rows of 64 summands, or the reverse; 64 x 64 results
 
 struct Stage {
   static constexpr int COUNT = STAGES;
@@ -85,149 +85,6 @@ __device__ __forceinline__ void load(const Shared& s, const Inputs& in, const Ti
 #endif
 }
 
-// Where results go: `out`, rows of N columns, `pitch` bytes apart, and its map.
-struct Result {
-  const TensorMap* map;
-  char* out;
-  long long pitch;
-  int N;
-};
-
-// GATED: act, and gate and up of pre, or all of it where INTERLEAVED.
-struct Outputs {
-  Result out, pre, pre_up;
-  const char* bias;
-  int N;
-};
-
-// Two elements of a group's bias.
-__device__ __forceinline__ float2 bias_pair(const Outputs& o, int group, int column) {
-  const char* from = o.bias + ((long long)group * o.N + column) * BIAS;
-#if BIAS == 4
-  return *reinterpret_cast<const float2*>(from);
-#else
-  return unpacked(*reinterpret_cast<const u32*>(from));
-#endif
-}
-
-template <int WIDTH>
-__device__ __forceinline__ void add_bias(float* sum, const Outputs& o, const Tile& tile) {
-#if BIAS
-#pragma unroll
-  for (int n = 0; n < WIDTH / 8; n++) {
-    float2 x = make_float2(0.0f, 0.0f);
-#if GATED
-    const int up = n >= WIDTH / 16, c = tile.col / 2 + n % (WIDTH / 16) * 8 + threadIdx.x % 4 * 2;
-    if (2 * c < o.N) {
-#if INTERLEAVED
-      const float2 first = bias_pair(o, tile.group, 2 * c), second = bias_pair(o, tile.group, 2 * c + 2);
-      x = up ? make_float2(first.y, second.y) : make_float2(first.x, second.x);
-#else
-      x = bias_pair(o, tile.group, c + up * (o.N / 2));
-#endif
-    }
-#else
-    const int c = tile.col + n * 8 + threadIdx.x % 4 * 2;
-    if (c < o.N) x = bias_pair(o, tile.group, c);
-#endif
-    sum[n * 4] += x.x, sum[n * 4 + 1] += x.y, sum[n * 4 + 2] += x.x, sum[n * 4 + 3] += x.y;
-  }
-#endif
-}
-
-// How a thread's results are written to a piece in shared memory: COLUMNS of them from column `from` on.
-struct AsTheyAre {
-  const float* sum;
-  template <int COLUMNS>
-  __device__ __forceinline__ void write(u32 place, int from) const {
-    const int lane = threadIdx.x % LANES, warp = threadIdx.x % 128 / LANES;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 16; i++) {
-      const u32 to = place + (warp * 16 + lane % 16) * 128 + ((i * 2 + lane / 16 ^ lane % 8) << 4);
-      store_matrices(to, sum + from / 2 + i * 8);
-    }
-  }
-};
-
-// Columns of gate and up in turn, of eight of each 16.
-struct InTurn {
-  const float *gate, *up;
-  template <int COLUMNS>
-  __device__ __forceinline__ void write(u32 place, int from) const {
-    const int lane = threadIdx.x % LANES, warp = threadIdx.x % 128 / LANES;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 16; i++)
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const int row = warp * 16 + lane / 4 + j / 2 * 8, chunk = i * 2 + lane % 4 / 2, at = (from / 16 + i) * 4 + j;
-        const u32 to = place + row * 128 + ((chunk ^ row % 8) << 4) + lane % 2 * 8 + j % 2 * 4;
-        store_shared(to, __uint_as_float(packed(gate[at], up[at])));
-      }
-  }
-};
-
-// 64 rows go to memory in pieces of 64 columns through STORE_SLOTS places of shared memory, by TMA; what is narrower
-// than a piece, and the last rows of a small group, which no box may exceed, 16 bytes of a row a lane. col0: the first
-// of WIDTH columns.
-template <int WIDTH, class Results>
-__device__ __forceinline__ void store_rows(const Results& results, u32 mine, const Result& o, int col0, int row_end,
-                                           int first, int consumer, int& piece) {
-  const int thread = threadIdx.x % 128, warp = thread / LANES;
-  const bool whole = first + 64 <= row_end;
-#pragma unroll
-  for (int from = 0; from < WIDTH; from += 64) {
-    constexpr int LAST = WIDTH % 64 ? WIDTH % 64 : 64;
-    const int columns = from + 64 <= WIDTH ? 64 : LAST, col = col0 + from;
-    const u32 place = mine + piece * BLOCK_BYTES;
-    if (warp == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STORE_SLOTS - 1) : "memory");
-    warpgroup_sync(consumer);
-    if (columns == 64) results.template write<64>(place, from);
-    else results.template write<LAST>(place, from);
-    const bool box = whole && columns == 64;
-    if (box) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    warpgroup_sync(consumer);
-    if (warp == 0 && elected()) {
-      if (box && col < o.N) tma_store_2d(*o.map, place, col, first);
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    }
-    if (!box) {
-      const int chunks = columns / 8;
-      for (int i = thread; i < 64 * chunks; i += 128) {
-        const int row = i / chunks, chunk = i % chunks, c = col + chunk * 8;
-        const uint4 x = load_shared_16(place + row * 128 + ((chunk ^ row % 8) << 4));
-        if (first + row < row_end && c < o.N) store_16(o.out + (first + row) * o.pitch + c * 2, x);
-      }
-    }
-    if (++piece == STORE_SLOTS) piece = 0;
-  }
-}
-
-// 64 rows of a tile's results.
-template <int WIDTH>
-__device__ __forceinline__ void finish(float* sum, u32 mine, const Outputs& o, const Tile& tile, int first, int consumer,
-                                       int& piece) {
-  add_bias<WIDTH>(sum, o, tile);
-#if GATED
-  constexpr int HALF_WIDTH = WIDTH / 2;
-  float* up = sum + HALF_WIDTH / 2;
-  const int col = tile.col / 2;
-#if SAVE_PRE && INTERLEAVED
-  store_rows<WIDTH>(InTurn{sum, up}, mine, o.pre, tile.col, tile.row_end, first, consumer, piece);
-#elif SAVE_PRE
-  store_rows<HALF_WIDTH>(AsTheyAre{sum}, mine, o.pre, col, tile.row_end, first, consumer, piece);
-  store_rows<HALF_WIDTH>(AsTheyAre{up}, mine, o.pre_up, col, tile.row_end, first, consumer, piece);
-#endif
-#pragma unroll
-  for (int i = 0; i < HALF_WIDTH / 2; i += 2) {
-    const float2 x = unpacked(packed(sum[i], sum[i + 1])), y = unpacked(packed(up[i], up[i + 1]));
-    sum[i] = activate(x.x, y.x), sum[i + 1] = activate(x.y, y.y);
-  }
-  store_rows<HALF_WIDTH>(AsTheyAre{sum}, mine, o.out, col, tile.row_end, first, consumer, piece);
-#else
-  store_rows<WIDTH>(AsTheyAre{sum}, mine, o.out, tile.col, tile.row_end, first, consumer, piece);
-#endif
-}
-
 template <int WIDTH, int COUNT>
 __device__ __forceinline__ void compute(Ring<STAGES>& ring, const Shared& s, const Tile& tile, const Span& span,
                                         const Outputs& o, int consumer, int at_once, int& piece) {
@@ -238,8 +95,8 @@ __device__ __forceinline__ void compute(Ring<STAGES>& ring, const Shared& s, con
                                      PINGPONG ? s.turn + (consumer ^ 1) * 8 : 0);
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
-    const int first = first_row(tile, PINGPONG ? i : consumer, at_once);
-    finish<WIDTH>(sum[i], s.out + consumer * STORE_SLOTS * BLOCK_BYTES, o, tile, first, consumer, piece);
+    const int part = PINGPONG ? i : consumer, first = first_row(tile, part, at_once);
+    finish<WIDTH>(sum[i], s.out + consumer * STORE_SLOTS * BLOCK_BYTES, o, tile, part, first, consumer, piece);
   }
 }
 
@@ -385,9 +242,9 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
 #if GATED
     const int I = N / 2, of_pre = INTERLEAVED ? N : I;
     const Outputs o{{&out_map, out, pitch, I}, {&pre_map, pre, 2 * pitch, of_pre}, {&pre_up_map, pre + pitch, 2 * pitch, I},
-                    bias, N};
+                    bias, M, N};
 #else
-    const Outputs o{{&out_map, out, pitch, N}, {}, {}, bias, N};
+    const Outputs o{{&out_map, out, pitch, N}, {}, {}, bias, M, N};
 #endif
     consume(s, o, group, at_once);
   }

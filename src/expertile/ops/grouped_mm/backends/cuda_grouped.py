@@ -1,4 +1,5 @@
-"""cuda_grouped: our CUDA C++ kernel for sm_90a (H100, H200), compiled by NVRTC; bf16 and fp16, float32 accumulation.
+"""cuda_grouped: our CUDA C++ kernel for sm_90a (H100, H200), compiled by NVRTC; bf16 and fp16, float32 accumulation,
+results in the operands' dtype or in float32.
 
     RAGGED_M  out[rows of g] = a[rows of g] @ b[g] (+ bias[g])   a [M_tot, K], b [G, K, N] in either memory order
     RAGGED_K  out[g] = a[:, cols of g] @ b[rows of g]            a [M, K_tot] stored [K_tot, M], b [K_tot, N]
@@ -27,13 +28,14 @@ from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.backends._tma import unloadable_groups
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tail import filled
-from expertile.ops.hopper.limits import refusal
+from expertile.ops.hopper.limits import refusal, storable
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
 from expertile.ops.launch.device import current_device, starts_early, torch_device
 from expertile.ragged import power_of_two
 
-_SOURCES = (nvrtc.GROUPS, nvrtc.TILES, nvrtc.RING, Path(__file__).with_name("_cuda_grouped.cu"))
+_FILES = ("_cuda_grouped_store.cu", "_cuda_grouped.cu")
+_SOURCES = (nvrtc.GROUPS, nvrtc.TILES, nvrtc.RING, *(Path(__file__).with_name(name) for name in _FILES))
 _STEP = 64  # summands of a stage
 _BLOCK = 64  # rows or columns of a box, 128 bytes of the other dimension
 _SLOTS = 4  # tiles that the scheduler has told the others of
@@ -96,9 +98,11 @@ class Config:
         bias_bytes: int = 0,
         gated: Mapping[str, int] | None = None,
         before: Sequence[Path] = (),
+        out_bytes: int = 2,
+        add: bool = False,
     ) -> str:
         """The program; bias_bytes: of an element of the bias, 0 where there is none. gated: the macros of a gated
-        activation, whose functions are in `before`."""
+        activation, whose functions are in `before`. out_bytes: of an element of the result. add: to what is there."""
         half, ragged_k = dtype is torch.float16, layout is Layout.RAGGED_K
         macros = {
             "RAGGED_K": int(ragged_k),
@@ -113,7 +117,9 @@ class Config:
             "PINGPONG": int(self.mode == "pingpong"),
             "STORE_SLOTS": self.store_slots,
             "GATED": int(gated is not None),
-            "CUT": int(gated is None),
+            "CUT": int(gated is None and not add),
+            "OUT_BYTES": out_bytes,
+            "ADD": int(add),
             "HALF": int(half),
             **(gated or {}),
         }
@@ -121,6 +127,12 @@ class Config:
         turned = int(ragged_k), int(not k_major)
         products = "".join(nvrtc.multiply(n, half, turned) for n in widths)
         return nvrtc.program(macros, products, *before, *_SOURCES)
+
+
+def _key(p: Problem) -> Problem:
+    """The problem without what a program does not depend on."""
+    strides = (0, 1, 0) if _k_major(p) else (0, 0, 1)
+    return replace(p, groups=1, m=1, n=8, k=8, a_strides=(8, 1), b_strides=strides, group_sizes=None, has_bias=False)
 
 
 def _k_major(p: Problem) -> bool:
@@ -134,8 +146,8 @@ def supports(problem: Problem, device: Device) -> str | None:
         return reason
     if p.layout not in (Layout.RAGGED_M, Layout.RAGGED_K):
         return f"takes ragged rows and a ragged k, not {p.layout.value}"
-    if p.dtype not in _DTYPES or p.out_dtype is not p.dtype:
-        return f"multiplies and writes bfloat16 or float16, not {p.dtype} to {p.out_dtype}"
+    if p.dtype not in _DTYPES or p.out_dtype not in (p.dtype, torch.float32):
+        return f"multiplies bfloat16 or float16 and writes it or float32, not {p.dtype} to {p.out_dtype}"
     if p.layout is Layout.RAGGED_K and p.groups * p.m > 2**31 - 128:
         return f"counts rows in 32 bits, which {p.groups} groups of {p.m} exceed"
     return unloadable_groups(p) or nvrtc.missing()
@@ -168,24 +180,43 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
 
 
 @lru_cache(maxsize=64)
-def _binary(config: Config, dtype: torch.dtype, layout: Layout, k_major: bool, bias_bytes: int) -> bytes:
-    return nvrtc.compiled(config.source(dtype, layout, k_major, bias_bytes))
+def _binary(
+    config: Config,
+    dtype: torch.dtype,
+    layout: Layout,
+    k_major: bool,
+    bias_bytes: int,
+    out_bytes: int = 2,
+    add: bool = False,
+) -> bytes:
+    return nvrtc.compiled(config.source(dtype, layout, k_major, bias_bytes, out_bytes=out_bytes, add=add))
 
 
 @lru_cache(maxsize=64)
-def _kernel(
-    config: Config, dtype: torch.dtype, layout: Layout, k_major: bool, bias_bytes: int, groups: int, device: int
-) -> nvrtc.Kernel:
-    """The kernel on GPU number `device`, the current one."""
-    binary = _binary(config, dtype, layout, k_major, bias_bytes)
+def _kernel(config: Config, p: Problem, bias_bytes: int, add: bool, groups: int, device: int) -> nvrtc.Kernel:
+    """The kernel on GPU number `device`, the current one, for problems like `p` and up to `groups` groups."""
+    k_major = _k_major(p)
+    binary = _binary(config, p.dtype, p.layout, k_major, bias_bytes, p.out_dtype.itemsize, add)
     return nvrtc.kernel(binary, "grouped_mm", types(), 3 * 128, config.smem_bytes(groups, k_major))
 
 
-def run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+def run(
+    problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None, add: bool = False
+) -> torch.Tensor:
     """Compute into `out` (rows past offs[-1] are left alone) or a new tensor; queues one kernel, waits for nothing."""
     if out is not None and out.dim() == 3 and out.stride(0) != problem.m * out.stride(1):
         return out.copy_(run(problem, operands, config, None))  # groups' results are rows of one matrix
-    return filled(problem, operands, out, partial(_queue, problem, operands, config))
+    return filled(problem, operands, out, partial(_queue, problem, operands, config, add=add))
+
+
+def add(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
+    """Add to `out`. Boxes of 64 rows and 32 columns, float32, are added as they are stored."""
+    assert out is not None
+    p = problem
+    boxes = p.out_dtype is torch.float32 and storable(out) and out.stride(0) == p.m * out.stride(1)
+    if not boxes or p.layout is not Layout.RAGGED_K or p.m < 64 or config.block_n % 32:
+        return out.add_(run(problem, operands, config, None))
+    return run(problem, operands, config, out, add=True) if p.k else out
 
 
 def loadable(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -195,7 +226,7 @@ def loadable(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
     return None if bias is None else bias.contiguous()
 
 
-def _queue(p: Problem, o: Operands, config: Config, out: torch.Tensor) -> None:
+def _queue(p: Problem, o: Operands, config: Config, out: torch.Tensor, add: bool) -> None:
     assert o.offs is not None
     with current_device(out.device):
         bias = loadable(o.bias, p.dtype)
@@ -203,12 +234,19 @@ def _queue(p: Problem, o: Operands, config: Config, out: torch.Tensor) -> None:
         device, bias_bytes = out.get_device(), 0 if bias is None else bias.element_size()
         addresses = tuple(map(torch.Tensor.data_ptr, tensors))
         pitch = out.stride(-2) * out.element_size()
-        _launch(p, config, device, nvrtc.current_stream(device), pitch, bias_bytes, addresses)()
+        _launch(p, config, add, device, nvrtc.current_stream(device), pitch, bias_bytes, addresses)()
 
 
 @lru_cache(maxsize=4096)
 def _launch(
-    p: Problem, config: Config, device: int, stream: int, pitch: int, bias_bytes: int, addresses: tuple[int, ...]
+    p: Problem,
+    config: Config,
+    add: bool,
+    device: int,
+    stream: int,
+    pitch: int,
+    bias_bytes: int,
+    addresses: tuple[int, ...],
 ) -> Callable[[], None]:
     """The launch for tensors at these addresses: a, b, out, offs, the counter and the bias; pitch: bytes between two
     rows of out."""
@@ -231,8 +269,9 @@ def _launch(
             maps_b = tuple(tensor_map(b, (p.groups, p.n, p.k), pitches, (1, n, _STEP)) for n in columns)
         else:
             maps_b = (tensor_map(b, (p.groups, p.k, p.n), pitches, (1, _STEP, _BLOCK)),) * 3
-    maps = (*maps_a, *maps_b, tensor_map(out, (rows, p.n), (pitch,), (_BLOCK, _BLOCK)))
-    kernel = _kernel(config, p.dtype, p.layout, k_major, bias_bytes, power_of_two(p.groups, 32), device)
+    size = p.out_dtype.itemsize
+    maps = (*maps_a, *maps_b, nvrtc.tensor_map(out, (rows, p.n), (pitch,), (_BLOCK, 128 // size), size))
+    kernel = _kernel(config, _key(p), bias_bytes, add, power_of_two(p.groups, 32), device)
     programs = min(tiles_m * -(-p.n // width), Device.current(torch_device(device)).sm_count)
     arguments = (*maps, offs, *(bias or (0,)), out, counter, p.m, p.groups, p.n, p.k, pitch)
     return kernel.launch(programs, stream, arguments, starts_early(p))
@@ -244,4 +283,5 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
+    add=add,
 )
