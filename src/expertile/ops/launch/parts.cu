@@ -132,12 +132,6 @@ __device__ __forceinline__ void store_16_if(char* to, const uint4& x, bool any) 
                "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((int)any) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_16(const char* from) {
-  uint4 x;
-  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
-  return x;
-}
-
 // The number that L2 has by now, which a kernel that still runs may change.
 __device__ __forceinline__ int load_now(const int* from) {
   int x;
