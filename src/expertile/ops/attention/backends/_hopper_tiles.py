@@ -3,10 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from expertile.ops.hopper.tiles import WRAP
 from expertile.ops.launch.versions import tma_load, tma_store
-
-# Ragged descriptors wrap 64-bit addresses around at this coordinate (see `gluon_hopper._rows_of_heads`).
-_WRAP: gl.constexpr = gl.constexpr(0x40000000)
 
 
 @gluon.constexpr_function
@@ -86,7 +84,7 @@ def mask_keys(s, n, last_key, layout: gl.constexpr):
 def load_rows(desc, batch, head, start, length, row, bar, dst, VARLEN: gl.constexpr):
     """TMA of a box of rows from row `row` of a sequence on; zeros past its end."""
     if VARLEN:
-        at = [_WRAP, start + length, _WRAP - (length - row), head, 0]
+        at = [WRAP, start + length, WRAP - (length - row), head, 0]
         tma_load(desc, at, bar, dst)
     else:
         tma_load(desc, [batch, head, row, 0], bar, dst)
@@ -96,7 +94,7 @@ def load_rows(desc, batch, head, start, length, row, bar, dst, VARLEN: gl.conste
 def store_rows(desc, batch, head, start, length, row, src, VARLEN: gl.constexpr):
     """TMA of a box of rows to row `row` of a sequence on; what lies past its end is dropped."""
     if VARLEN:
-        at = [_WRAP, start + length, _WRAP - (length - row), head, 0]
+        at = [WRAP, start + length, WRAP - (length - row), head, 0]
         tma_store(desc, at, src)
     else:
         tma_store(desc, [batch, head, row, 0], src)

@@ -35,7 +35,7 @@ from expertile.ops.launch.launch import Launch
 
 _LOG2E = math.log2(math.e)
 _L2_SHARE = 0.5  # for the rows of heads whose tiles are worked on together
-_WRAP = 0x40000000  # see `_hopper_tiles`
+_WRAP = 0x40000000  # as in `hopper.tiles`
 _OF_TWO_CONSUMERS, _OF_MORE = (240, 24), (160, 32)  # registers of a thread of a consumer and of the producer
 
 
