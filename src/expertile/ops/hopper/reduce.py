@@ -7,6 +7,7 @@ is stored.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from expertile.device import Device
 from expertile.ops.launch.launch import Launch
 
 _BLOCK = 512
@@ -81,6 +83,13 @@ def queue(prepared: Callable[..., tuple[Launch, int, Any, Any]], p: Any, operand
     launch.run(device, tensors, pointers)
     if config.split_k > 1:
         run(target, operands.offs, out)
+
+
+def fitted(config: Any, problem: Any, device: Device) -> Any:
+    """`config` with fewer stages where 4-byte results or scales leave no room for as many."""
+    while config.num_stages > 2 and config.smem_bytes(problem) > device.smem_bytes:
+        config = replace(config, num_stages=config.num_stages - 1)
+    return config
 
 
 SPLITS = (1, 2, 3, 4, 6, 8)

@@ -10,6 +10,7 @@ from expertile.device import Device
 from expertile.formats.int4 import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
+from expertile.ops.hopper.reduce import fitted
 from expertile.ops.weight_only_mm.backends import _w4a8_kernel, gluon_w4a8
 from expertile.ops.weight_only_mm.backends.gluon_w4a8 import BACKEND, Config
 from expertile.ops.weight_only_mm.problem import Operands, WeightOnlyProblem
@@ -191,7 +192,7 @@ def test_fits_with_results_of_four_bytes(first: int, groups: int) -> None:
     case = Fp8Case("c", (1,) * groups, n=256, k=256, recipe="row", bias=True, out_dtype=FP32)
     o = fp8_cases.make(case)
     problem = replace(fp8_cases.problem_of(case, o), device_type="cuda", group_sizes=None)
-    config = gluon_w4a8.fitted(gluon_w4a8.candidates("mxfp4")[first], problem, H200)
+    config = fitted(gluon_w4a8.candidates("mxfp4")[first], problem, H200)
     with compile_only(90) as kernels:
         BACKEND.run(problem, o, config, fp8_cases.poisoned_out(case))
     used = aot.resources(kernels[0], 90)

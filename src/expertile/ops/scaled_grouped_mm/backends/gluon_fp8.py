@@ -27,7 +27,7 @@ from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper import reduce
 from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.hopper.limits import refusal
-from expertile.ops.hopper.reduce import SPLITS, best_splits
+from expertile.ops.hopper.reduce import SPLITS, best_splits, fitted
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
@@ -116,13 +116,6 @@ def _fits(config: Config, problem: ScaledProblem, device: Device) -> bool:
     return config.smem_bytes(problem) <= device.smem_bytes
 
 
-def _fitted(config: Config, problem: ScaledProblem, device: Device) -> Config:
-    """`config` with fewer stages where 4-byte results or scales leave no room for as many."""
-    while config.num_stages > 2 and config.smem_bytes(problem) > device.smem_bytes:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config
-
-
 _CANDIDATES = (
     Config(128, 256, 4),
     Config(192, 128, 4),
@@ -149,7 +142,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
         if tile.consumers == 3 and (problem.layout is Layout.RAGGED_K or problem.mean_group < _MANY_ROWS):
             continue
         for split in SPLITS:
-            config = _fitted(replace(tile, split_k=split), problem, device)
+            config = fitted(replace(tile, split_k=split), problem, device)
             if _fits(config, problem, device):
                 found.append(config)
     # Of 128 x 64 and 64 x 128 the taller where it holds a group's rows. (us in both, H200: 128 rows, 7168 -> 7168, 18.1

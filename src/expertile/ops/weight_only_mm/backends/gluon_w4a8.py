@@ -20,7 +20,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.hopper.context import options_of, shape_of
-from expertile.ops.hopper.reduce import SPLITS, best_splits
+from expertile.ops.hopper.reduce import SPLITS, best_splits, fitted
 from expertile.ops.launch.blocks import Blocks, ragged
 from expertile.ops.launch.device import starts_early, torch_device
 from expertile.ops.launch.launch import Launch
@@ -100,13 +100,6 @@ _TILES = (
 def candidates(format: str) -> tuple[Config, ...]:
     """Tiles worth timing."""
     return tuple(replace(config, ahead=format != "int4") for config in _TILES)
-
-
-def fitted(config: Config, problem: WeightOnlyProblem, device: Device) -> Config:
-    """`config` with fewer stages where 4-byte results leave no room for as many."""
-    while config.num_stages > 2 and config.smem_bytes(problem) > device.smem_bytes:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config
 
 
 @lru_cache(maxsize=1024)
