@@ -8,7 +8,7 @@ from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
 from expertile.ops.grouped_mm.persistent import columns, count_tiles, locate_tile
 
 
-@triton.jit(do_not_specialize=["groups", "GROUP_M"])
+@triton.jit(do_not_specialize=["groups", "rows", "GROUP_M"])
 def gather_kernel(
     a_ptr,
     b_ptr,
@@ -20,10 +20,11 @@ def gather_kernel(
     pre_ptr,
     slots_ptr,
     weights_ptr,
-    partial_ptr,
+    sums_ptr,
     N,
     K,
     groups,
+    rows,
     a_stride_m,
     a_stride_k,
     b_stride_g,
@@ -47,7 +48,7 @@ def gather_kernel(
 ):
     """N: columns of the product; for EPILOGUE "gated" those of the activation, half as many as b has.
 
-    out: the product ("mm"), pre or None ("gated"), dpre ("backward"). act: act or act_w. partial [R, tiles across]:
+    out: the product ("mm"), pre or None ("gated"), dpre ("backward"). act: act or act_w. sums [tiles across, `rows`]:
     each tile's part of the routing weights' gradient."""
     total, ends = count_tiles(offs_ptr, 0, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
@@ -127,21 +128,7 @@ def gather_kernel(
                 tl.store(act_ptr + target, (value * weight).to(act_ptr.dtype.element_ty), mask=inside)
                 store_pre(out_ptr, at, start, used[:, None], N, d_gate, d_up, INTERLEAVED, WIDTH, EVEN_N)
         if EPILOGUE == "backward":
-            part = partial_ptr + row_of.to(tl.int64) * tl.cdiv(N, BLOCK_N) + col // BLOCK_N
-            tl.store(part, total_of_row, mask=used)
-
-
-@triton.jit(do_not_specialize=["groups", "parts"])
-def sum_parts_kernel(partial_ptr, slots_ptr, offs_ptr, dweights_ptr, groups, parts, BLOCK: tl.constexpr):
-    """dweights[slots[r]] = the sum of partial[r, :], in order. One program for BLOCK rows."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    used = row < tl.load(offs_ptr + groups - 1)
-    start = row.to(tl.int64) * parts
-    total = tl.zeros((BLOCK,), tl.float32)
-    for i in range(parts):
-        total += tl.load(partial_ptr + start + i, mask=used, other=0.0)
-    slot = tl.load(slots_ptr + row, mask=used, other=0)
-    tl.store(dweights_ptr + slot, total, mask=used)
+            tl.store(sums_ptr + (col_64 // BLOCK_N) * rows + row_of, total_of_row, mask=used)
 
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])

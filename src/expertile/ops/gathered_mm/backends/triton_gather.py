@@ -23,16 +23,14 @@ import triton.language as tl
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
-from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, sum_parts_kernel, wgrad_kernel
+from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, wgrad_kernel
+from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
 from expertile.ops.grouped_mm.persistent import groups_p2, tile_options, tiles_bound
 from expertile.ops.launch.device import program_count, torch_device
-from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.launch import Launch, Pointers, met
-
-_SUM_ROWS = 256  # of one program of the second launch
 
 
 def _parts(product: Product, config: Config) -> int:
@@ -76,7 +74,8 @@ def _launch(
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
         **shared,
     }
-    numbers = (cols, problem.k, problem.groups, *problem.a_strides, *problem.b_strides, *bias_strides, config.group_m)
+    strides = (*problem.a_strides, *problem.b_strides, *bias_strides)
+    numbers = (cols, problem.k, problem.groups, problem.m, *strides, config.group_m)
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
     programs = program_count(where, tiles, config.blocks_per_sm)
     return Launch(gather_kernel, (), (), pointers, numbers, options, programs)
@@ -84,7 +83,7 @@ def _launch(
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
     """Queue the product, with whatever epilogue, on the current stream; for BACKWARD also the sum of its parts."""
-    o, partial = operands, None
+    o, sums = operands, None
     tensors: tuple[torch.Tensor | None, ...]
     if problem.product is Product.WGRAD:
         tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
@@ -92,15 +91,14 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         # GATED gives (act, pre), BACKWARD (dpre, act_w, dweights).
         out, act = outputs[::-1] if problem.product is Product.GATED else (*outputs, None)[:2]
         if problem.product is Product.BACKWARD:
-            parts = -(-problem.n // config.block_n)
-            partial = torch.empty((problem.m, parts), dtype=torch.float32, device=o.a.device)
-        tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, partial)
+            sums = o.a.new_empty((-(-problem.n // config.block_n), problem.m), dtype=torch.float32)
+        tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, sums)
     addresses, pointers = met(tensors)
     device, strides = o.a.get_device(), (0, 0) if o.bias is None else o.bias.stride()
     _launch(problem, config, pointers, strides, device).run(device, (), tensors, addresses)
-    if partial is not None:
-        given, scalars = (partial, o.slots, o.offs, outputs[2]), (problem.groups, partial.shape[1])
-        launch(sum_parts_kernel, -(-problem.m // _SUM_ROWS), given, scalars, (_SUM_ROWS,), num_warps=4)
+    if sums is not None:
+        assert o.slots is not None
+        add_row_sums(sums, o.slots, o.offs, outputs[2])
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
