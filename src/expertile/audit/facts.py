@@ -88,7 +88,7 @@ _HINTS = {
     "size": "size dim shape matrix matmul gemm mm",
 }
 _HINTED = {name: tuple(words.split()) for name, words in _HINTS.items()}
-_ASSIGNED = regex(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
+_ASSIGNED = regex(r"[\w)]\s*(?:==?|:|\bof\b|\bis\b)\s*\(?\d")
 _WORDED = regex(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
     r"rank|tokens|layers|elem|floats|matmul|gemm|\b(?:bs ?|tp[- ]?)\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
@@ -106,6 +106,7 @@ _NODES = regex(
     r"\bngpu\W+(\d+)\W+nnodes\W+(\d+)|\bnnodes\W+(\d+)\W+nproc[_-]per[_-]node\W+(\d+)"
 )
 _CUBE = regex(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
+_DIGIT = regex(r"\d")
 _PRODUCT = regex(r"\d\s*[x×*,]\s*\d")
 # A word that names a number format, and phrases of several words.
 FORMATS = (
@@ -153,12 +154,21 @@ _PLURAL = regex(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 _NOT_FOUR = regex(r"(?i)\b(?:(?:w|int|q)[235678]|[235678][ -]?bits?)\b")  # "gptq-w3"
 
 
+@lru_cache(maxsize=4096)
+def _format_of(word: str) -> str:
+    m = _FORMAT.fullmatch(word)
+    return (m and m.lastgroup) or ""
+
+
 def _formats(text: str) -> list[str]:
+    words = dict.fromkeys(_SPLIT.split(text.lower()))
+    if not any(map(_format_of, words)) and words.keys().isdisjoint(("precision", "bit")):
+        return []
     text = _NOT_IN.sub("", text)
     words = dict.fromkeys(_SPLIT.split(text.lower()))
     if _NOT_FOUR.search(text):
         words = {w: None for w in words if w not in ("awq", "gptq")}
-    found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
+    found = [*filter(None, map(_format_of, words))]
     if "precision" in words or "bit" in words:
         plain = " ".join(_SPLIT.split(text.lower()))
         found += [name for phrase, name in _PHRASES.items() if phrase in plain]
@@ -189,28 +199,36 @@ def _int(text: str) -> float:
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {
-        "formats": _formats(text),
-        "devices": find_in_text(_BARE.sub(r"\1RTX \2", _PLURAL.sub(r"\1", text))),
-    }
-    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
-    if any(c.isdigit() for c in text):
-        for m in _SHAPE.finditer(text):
-            for name, side in zip(m.groups()[:3], m.groups()[3:], strict=True):
-                stated.setdefault(name.lower(), []).append(float(side))
-        for m in _CHAIN.finditer(text):
-            for name in re.findall(r"[mnk]", m["names"].lower()):
-                stated.setdefault(name, []).append(_int(m["v"]))
-        worded, lower = bool(_WORDED.search(text)), text.lower()
-        lengths = re.search(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new", text)
-        for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
-            for name, pattern in forms.items() if may_be else ():
-                if name in _HINTED and not any(word in lower for word in _HINTED[name]):
-                    continue
-                if name in ("in_len", "out_len") and not lengths:
-                    continue
-                values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
-                stated.setdefault(name, []).extend(filter(None, values))
+    named = _BARE.sub(r"\1RTX \2", _PLURAL.sub(r"\1", text)) if _DIGIT.search(text) else text
+    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(named)}
+    lower = text.lower()
+    if any(word in lower for word in DIGITS):
+        text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
+    if _DIGIT.search(text):
+        _sizes(text, stated)
+    each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
+    return Facts(each, bool(_FOREIGN.search(text)))
+
+
+def _sizes(text: str, stated: dict[str, list[Any]]) -> None:
+    """Add the sizes that a text with digits states."""
+    for m in _SHAPE.finditer(text):
+        for name, side in zip(m.groups()[:3], m.groups()[3:], strict=True):
+            stated.setdefault(name.lower(), []).append(float(side))
+    for m in _CHAIN.finditer(text):
+        for name in re.findall(r"[mnk]", m["names"].lower()):
+            stated.setdefault(name, []).append(_int(m["v"]))
+    worded, assigned, lower = _WORDED.search(text), _ASSIGNED.search(text), text.lower()
+    lengths = re.search(r"_len|put[ -]len|\b[io]sl\b|max.new", lower)
+    keyed = _KEYED if assigned else _SPACE if worded else ()
+    for forms, names in ((_KEYED, keyed), (_COUNTED, _COUNTED if worded else ())):
+        for name in names:
+            if name in _HINTED and not any(word in lower for word in _HINTED[name]):
+                continue
+            if name in ("in_len", "out_len") and not lengths:
+                continue
+            values = (_int(next(filter(None, m.groups()))) for m in forms[name].finditer(text))
+            stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
         nodes, of_one = map(_int, filter(None, m.groups()))
         gpus = stated.setdefault("gpus", [])
@@ -222,8 +240,6 @@ def facts(text: str) -> Facts:
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]
     stated["tuples"] = [*(tuple(int(g) for g in m.groups() if g) for m in tuples)]
     stated["tuples"] += [(int(m[1]),) * 3 for m in _CUBE.finditer(text)]
-    each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
-    return Facts(each, bool(_FOREIGN.search(text)))
 
 
 @lru_cache(maxsize=4096)

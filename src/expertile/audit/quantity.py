@@ -45,6 +45,7 @@ _GLOSSARY = (
 _CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
 _TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
 _TIMES_WORD = regex(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
+_SPANS = ("day o", "hour o", "week o", "month o")
 _ONE_OF = regex(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
 # "train_runtime = 1:25:12.40"
 _CLOCK = regex(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
@@ -151,9 +152,10 @@ def clean(text: str) -> str:
     if _HAN.search(text):
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
-    text = _ONE_OF.sub("1.00 ", text)
+    text = _ONE_OF.sub("1.00 ", text) if any(map(text.__contains__, _SPANS)) else text
     text = _THOUSAND.sub("k ", text) if " thousand " in text else text
-    text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
+    if text.count(":") > 1:
+        text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
     if "ercentile" in text or "p(" in text:
         text = _PERCENTILE.sub(lambda m: f"p{m['a'] or format(float(m['b']), 'g')}", text)
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from markdown_it import MarkdownIt
-
 from expertile.audit.blocks import Block, Line, split_code, table_of
 from expertile.audit.data import Leaf, json_values, read_values, read_yaml
 from expertile.audit.html import read_html
@@ -111,7 +109,10 @@ def read(text: str, name: str = "") -> list[Block]:
 
 
 def _markdown(lines: list[Line]) -> list[Block]:
-    tokens = MarkdownIt("commonmark").enable("table").parse("\n".join(line.text for line in lines))
+    from markdown_it import MarkdownIt  # reports of other formats need none
+
+    # What stands within a line is read by the rules, not by Markdown's.
+    tokens = MarkdownIt("commonmark").enable("table").disable("inline").parse("\n".join(line.text for line in lines))
     blocks: list[Block] = []
     depth, i = 0, 0
     while i < len(tokens):

@@ -78,19 +78,23 @@ def compression(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     wide = list({BITS[f] for f in report.everything.of("formats") if BITS[f] >= 16})
     for i, row in enumerate(lines):
+        shares = row.of("ratio", "percent")
         near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
-        for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
+        for q in shares if shares and (row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text)) else ():
             yield from _ratio(row, q, near, wide)
         # "12 GB in FP16 and 2 GB in INT4", "40 GiB in FP16. After switching to FP8 it's at 12 GiB."
         both = [row.before, row] if row.before and _SWITCHED.search(row.text) else []
         for some in ([row], both):
-            text = " ".join(r.text for r in some)
-            held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
+            held = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3]
             held = [b for b in held if not re.match(r"(?i)(?:cards?|gpus?|vram)\b", b.after)]
+            if len(held) != 2:
+                continue
+            text = " ".join(r.text for r in some)
+            bits = _bits(text)
             one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(_DENIED.sub("", text))
             known = len(bits) == 2
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
-            if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
+            if one and len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
                 yield from _beyond(large, small, bits, known and some is not both, 1.08)
     for grid in report.grids:

@@ -86,7 +86,7 @@ def won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     beside = any(first <= q.start < last for q in row.of("ratio", "percent"))
     every = first < last and not beside and not _NOT_ALL.search(row.text[first:last])
     m = _OF.search(row.text) if _WON.search(row.text) else None
-    for g in grids:
+    for g in grids if every or m else ():
         pairs = _pairs(g)
         less = [(x, y) for _, x, y in pairs if x.value.hi < y.value.lo]
         more = [(x, y) for _, x, y in pairs if x.value.lo > y.value.hi]

@@ -113,7 +113,7 @@ class Demand:
 def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
-    for row in report.all_rows:
+    for row in (r for r in report.all_rows if r.quantities):
         others = (
             f(row) for f in (_moved_each, _moved, _worked, _by_intensity, _generated, _swept, _updated, _prompted)
         )
