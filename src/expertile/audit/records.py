@@ -51,6 +51,7 @@ _RATE = regex(
 _BEFORE = regex(rf"(?P<name>.*[A-Za-z]\w*)[:=]? +(?P<n>{NUMBER}) ?(?P<rest>[A-Za-zµ%/]+),?")
 _ARRAY = regex(r"\"?(?P<name>[A-Za-z]\w*)\"?\s*:\s*\[(?P<all>\s*\d[\d.]*(?:,\s*\d[\d.]*){2,}\s*)\]")
 _STATISTICS = {"mean", "avg", "average", "median", "min", "max", "best", "worst", "std", "fastest", "slowest"}
+_DIGIT = regex(r"\d")
 _LABELS = regex(r"\{[^{}]*\}")
 _SPLIT = regex(r"[^a-z0-9@+%µ]+|(?<=[a-z]{4})(?=\d{1,2}\b)")
 _COMMENT = regex(r"\s*#\s*(?:HELP|TYPE)\b")
@@ -144,10 +145,10 @@ def cell(name: str, text: str, line: int, unit: Unit | None, column: int = -1, l
 
 def in_line(line: Line) -> list[Named]:
     """The named figures of a line of text."""
-    text = re.sub(r"[\[(] *(\S+?), +(\S+?)([\])]) ", r"[\1,\2\3 ", clean(line.text).rstrip())
-    text = _STAMP.sub("", text)
-    if _COMMENT.match(text) or not any(c.isdigit() for c in text):
+    text = clean(line.text).rstrip()
+    if not _DIGIT.search(text) or _COMMENT.match(text):
         return []
+    text = _STAMP.sub("", re.sub(r"[\[(] *(\S+?), +(\S+?)([\])]) ", r"[\1,\2\3 ", text))
     if m := _PERCENTILE.fullmatch(text):
         return [named(f"p{m['p']}", m["n"], m["rest"], line.number, None)]
     found = [(m["name"], m["n"], m["rest"]) for m in _INNER.finditer(text)]

@@ -51,14 +51,14 @@ _OVER = regex(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|
 
 def retold(report: Report) -> Iterator[Finding]:
     """Each sentence against the tables within forty lines of it, and the direction of its own ratios."""
-    tables = [g for g in report.tables if 1 < len(g.rows) < 60]
+    spans = [(g, {r.line for r in g.rows}) for g in report.tables if 1 < len(g.rows) < 60]
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
         yield from direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
         if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
             continue
-        above = [g for g in tables if min(abs(r.line - row.line) for r in g.rows) < 40]
+        above = [g for g, lines in spans if min(abs(n - row.line) for n in lines) < 40]
         long = [g for g in above if len(g.body) > 2]
         bound = any(not q.exact for q in row.of("ratio"))
         near = [g for g in above if g.drawn] or [g for g in above if bound or _named(g, row, row.text)]
@@ -67,7 +67,7 @@ def retold(report: Report) -> Iterator[Finding]:
         if earlier:
             continue
         yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
-        yield from _grown(row, above)
+        yield from _grown(row, above) if len(row.quantities) > 2 else ()
         yield from headlines.won(row, long)
         for q in (q for q in row.quantities if q.value.mid):
             if q.exact and q.text[0] not in "+-−":

@@ -146,7 +146,7 @@ def _mfu(row: Row) -> Iterator[Finding]:
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
-    for row in (r for r in report.all_rows if len(r.devices) == 1):
+    for row in (r for r in report.all_rows if r.of("rate") and len(r.devices) == 1):
         for q in row.of("rate"):
             formats, part = formats_of(q, row) or row.stated("formats"), row.clause(q).lower()
             dense_of = re.search(r"dense|(?:no|without) (?:\w+ )?spars", f"{q.words} {part}")

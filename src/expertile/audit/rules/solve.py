@@ -52,7 +52,7 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 def rows(report: Report) -> Iterator[Finding]:
     """Where one of its figures stands in the sentences around it asks."""
     small = [row for grid in report.tables for row in grid.rows if len(grid.rows) < 3 or row.of("$/token", "$/item")]
-    for whole in (*report.rows, *small):
+    for whole in (r for r in (*report.rows, *small) if r.quantities):
         for row in whole.parts():
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):
