@@ -248,8 +248,10 @@ def size_of_name(header: str) -> str | None:
     name = re.sub(r"\s*(?:\([A-Za-z_ ]+\)|(?:/|per) ?GPU)\s*$", "", header.strip().replace("_", " ")).strip()
     last = header.strip().rpartition(" ")[2]  # of a record within a record: "config seq_len"
     name = name if "_" not in last and last not in ("gpus", "batch") else last.replace("_", " ")
+    lower, plain = header.lower().replace("_", " "), name == header.strip()
     for size, form in _NAMES.items():
-        if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
+        hinted = any(word.replace("_", " ") in lower for word in _HINTED.get(size, ("",)))
+        if hinted and (re.fullmatch(form.replace("_", " "), name) or (not plain and re.fullmatch(form, header.strip()))):
             return size
     return None
 

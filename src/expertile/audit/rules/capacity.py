@@ -45,7 +45,7 @@ def held(report: Report) -> Iterator[Finding]:
     if re.search(r"offload|managed|unified|\buvm\b|modded|windows|zero-infinity", _DENIED.sub("", report.text)):
         return
     for row in report.all_rows:
-        for q in row.of("bytes") if row.devices else ():
+        for q in (q for q in row.of("bytes") if row.devices):
             own = f"{q.label} {row.headings}" if row.kind == "table" else own_words(row, q)
             own = own.replace("_", " ")
             if row.kind == "table" and _NOT_HELD.search(q.label.replace("_", " ")):
