@@ -76,6 +76,14 @@ _COUNTED = {
 }
 # Cheap tests, since most lines state no size. One of these stands in every text that states one of the name.
 _HINTS = {
+    "batch": "batch bs seqs sequence prompt request sample B",
+    "heads": "head H",
+    "seq": "seq context ctx token S L",
+    "head_dim": "head hdim D",
+    "experts": "expert E",
+    "tokens": "token T",
+    "in_len": "len isl",
+    "out_len": "len osl max",
     "hidden": "hidden d_model embed model",
     "ffn": "ffn intermediate d_ff",
     "topk": "top",
@@ -107,6 +115,7 @@ _NODES = regex(
 )
 _CUBE = regex(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
 _DIGIT = regex(r"\d")
+_NO_SIZE = regex(r"(?m)^[^\d\n]*\n(?=\s*[^\d\s][^\d\n]*(?:\n|\Z))")  # a line without digits, and so the next
 _PRODUCT = regex(r"\d\s*[x×*,]\s*\d")
 # A word that names a number format, and phrases of several words.
 FORMATS = (
@@ -218,16 +227,18 @@ def _sizes(text: str, stated: dict[str, list[Any]]) -> None:
     for m in _CHAIN.finditer(text):
         for name in re.findall(r"[mnk]", m["names"].lower()):
             stated.setdefault(name, []).append(_int(m["v"]))
-    worded, assigned, lower = _WORDED.search(text), _ASSIGNED.search(text), text.lower()
-    lengths = re.search(r"_len|put[ -]len|\b[io]sl\b|max.new", lower)
+    worded, assigned = _WORDED.search(text), _ASSIGNED.search(text)
+    sized = _NO_SIZE.sub(";\n", text)
+    both = f"{sized.lower()}\n{sized}"
+    lengths = re.search(r"_len|put[ -]len|\b[io]sl\b|max.new", both)
     keyed = _KEYED if assigned else _SPACE if worded else ()
     for forms, names in ((_KEYED, keyed), (_COUNTED, _COUNTED if worded else ())):
         for name in names:
-            if name in _HINTED and not any(word in lower for word in _HINTED[name]):
+            if name in _HINTED and not any(word in both for word in _HINTED[name]):
                 continue
             if name in ("in_len", "out_len") and not lengths:
                 continue
-            values = (_int(next(filter(None, m.groups()))) for m in forms[name].finditer(text))
+            values = (_int(next(filter(None, m.groups()))) for m in forms[name].finditer(sized))
             stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
         nodes, of_one = map(_int, filter(None, m.groups()))
@@ -248,9 +259,9 @@ def size_of_name(header: str) -> str | None:
     name = re.sub(r"\s*(?:\([A-Za-z_ ]+\)|(?:/|per) ?GPU)\s*$", "", header.strip().replace("_", " ")).strip()
     last = header.strip().rpartition(" ")[2]  # of a record within a record: "config seq_len"
     name = name if "_" not in last and last not in ("gpus", "batch") else last.replace("_", " ")
-    lower, plain = header.lower().replace("_", " "), name == header.strip()
+    both, plain = f"{header.lower()} {header}".replace("_", " "), name == header.strip()
     for size, form in _NAMES.items():
-        hinted = any(word.replace("_", " ") in lower for word in _HINTED.get(size, ("",)))
+        hinted = any(word.replace("_", " ") in both for word in _HINTED.get(size, ("",)))
         if hinted and (re.fullmatch(form.replace("_", " "), name) or (not plain and re.fullmatch(form, header.strip()))):
             return size
     return None
