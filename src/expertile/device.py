@@ -179,6 +179,8 @@ def generous_peak(device: Device, key: str) -> float | None:
 
 def _words(text: str) -> str:
     words = re.sub(r"[^a-z0-9]+", " ", text.lower())
+    if not re.search("[0-9]", words):
+        return f" {words.strip()} "
     # As people write them: "RTX4060Ti", "A100 80 GB", "A100-80G", "MI 300X".
     words = re.sub(r"\b(rtx|gtx)(?=a?\d)", r"\1 ", words)
     words = re.sub(r"\b([2-5]0[5-9]0|1[06][5-8]0)(ti|super|d)\b", r"\1 \2", words)
@@ -187,23 +189,30 @@ def _words(text: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _aliases() -> tuple[re.Pattern[str], Mapping[str, Device], frozenset[str]]:
-    """One pattern for every alias, the longest first; whose each is; and the words that they begin with."""
+def _aliases() -> Mapping[str, list[tuple[list[str], Device]]]:
+    """The words of every alias and whose it is, by the first of them, the longest first."""
+    by_first: dict[str, list[tuple[list[str], Device]]] = {}
     owner = {_words(alias).strip(): device for device in _KNOWN for alias in (*device.aliases, device.name)}
-    longest_first = sorted(owner, key=len, reverse=True)
-    # "GTX 1650 Ti" is no GTX 1650; where the part is not known it is none.
-    pattern = re.compile(rf"(?<= )(?:{'|'.join(map(re.escape, longest_first))})(?= )(?! (?:ti|super|xtx?) )")
-    return pattern, owner, frozenset(alias.split()[0] for alias in owner)
+    for alias in sorted(owner, key=len, reverse=True):
+        by_first.setdefault(alias.split()[0], []).append((alias.split(), owner[alias]))
+    return by_first
+
+
+_OTHER_PART = {"ti", "super", "xt", "xtx"}  # "GTX 1650 Ti" is no GTX 1650; where the part is not known it is none
 
 
 def find_in_text(text: str) -> list[Device]:
     """Known devices that `text` names, in order of appearance; the longest alias at a place wins, so "A100 40GB" is
     not also "A100"."""
-    pattern, owner, first_words = _aliases()
-    words = _words(text)
-    if first_words.isdisjoint(words.split()):
-        return []
-    return list(dict.fromkeys(owner[match[0]] for match in pattern.finditer(words)))
+    aliases, words = _aliases(), _words(text).split()
+    found, past = dict[Device, None](), 0
+    for i in (i for i, word in enumerate(words) if word in aliases):
+        named = ((i + len(alias), device) for alias, device in aliases[words[i]] if words[i : i + len(alias)] == alias)
+        ends = ((end, device) for end, device in named if _OTHER_PART.isdisjoint(words[end : end + 1]))
+        if i >= past and (first := next(ends, None)):
+            past = first[0]
+            found[first[1]] = None
+    return list(found)
 
 
 @lru_cache(maxsize=16)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +54,8 @@ def _of_environment() -> str | None:
 
 def _git(root: Path, *words: str) -> str | None:
     """What git prints, or None if there is no git or it refuses."""
+    import subprocess  # a third of what `import expertile` takes
+
     # Variables such as GIT_DIR, which a hook has, name another repository.
     plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

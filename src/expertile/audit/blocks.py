@@ -6,29 +6,30 @@ import re
 from dataclasses import dataclass, field, replace
 
 from expertile.audit.facts import Facts, facts, size_of_name
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import RATIO, clean
 from expertile.audit.units import RATES, unit_of_name
 
-_RULE = re.compile(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
+_RULE = regex(r"^[\s+|=─━┄┈═╪╫┼┿╋╂├┝┡┢┤┥┩┪┬┭┰┳┯╤┴┻┷╧╔╗╚╝╠╣╦╩╬┌┐└┘┏┓┗┛╞╡╭╮╰╯:_*~-]+$")
 _BAR = "[|│┃║]"
-_NUMERIC = re.compile(
+_NUMERIC = regex(
     r"^(?:\d{4}-\d\d-\d\d[T ]|\d+-)?\d{1,3}(?::\d\d){1,2}$|"
     r"^[~<>(\[]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?[)\]]?"
     r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
 )
-_COUNTER = re.compile(
+_COUNTER = regex(
     r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
     r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
 )
 # Of LaTeX's tables: the end of a row, and lines that are none.
-_END, _LATEX_RULE = re.compile(r"\\\\.*$"), re.compile(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
+_END, _LATEX_RULE = regex(r"\\\\.*$"), regex(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
 _EACH = {"sec/op": "s", "B/s": "B/s", "B/op": "bytes", "allocs/op": "allocs"}  # of benchstat
-_PREFIX = re.compile(r"(?<=\d)([nµm]|[KMGT]i?)$")
+_PREFIX = regex(r"(?<=\d)([nµm]|[KMGT]i?)$")
 # "[ 40,  42)" is one cell.
-_INTERVAL = re.compile(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
-_TOTAL = re.compile(r"(?i)\W*(?:total|sum|mean|average|overall|geomean)\b(?=.*\d)")
-_GAP = re.compile(r"\s{2,}|\t+")
-_MEASURES = re.compile(
+_INTERVAL = regex(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
+_TOTAL = regex(r"(?i)\W*(?:total|sum|mean|average|overall|geomean)\b(?=.*\d)")
+_GAP = regex(r"\s{2,}|\t+")
+_MEASURES = regex(
     r"(?i)\b(?:time|latency|duration|throughput|bandwidth|memory|tokens?|requests|prompts|images|samples|batch|rate|"
     r"tflops|speed|power|energy|cost|params|ttft|tpot|itl|mfu)\b"
 )
@@ -70,7 +71,7 @@ class Block:
 
 
 # "8,1 ms" as the Continent writes it, in a table without a point.
-_DECIMAL_COMMA, _POINT = re.compile(r"(\d{1,3}),(\d{1,2})(?= ?\D{0,8}$)"), re.compile(r"\d\.\d")
+_DECIMAL_COMMA, _POINT = regex(r"(\d{1,3}),(\d{1,2})(?= ?\D{0,8}$)"), regex(r"\d\.\d")
 
 
 def table_of(header: list[str], rows: list[tuple[int, list[str]]], line: int) -> Table:

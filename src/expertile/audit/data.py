@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from expertile.audit.blocks import Block, Line, Table
+from expertile.audit.pattern import regex
 
-_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|-?\b\d[\w.+-]*|\b(?:true|false)\b|\n")
-_PAIR = re.compile(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
-_FLOW = re.compile(r"( *)((?:- +)*)([^{}\[\]:'\"]+:)? *\{([^{}\[\]]+)\}")
+_TOKEN = regex(r"\"(?:[^\"\\]|\\.)*\"|-?\b\d[\w.+-]*|\b(?:true|false)\b|\n")
+_PAIR = regex(r"([^:#'\"][^:#]*|\"[^\"]*\"|'[^']*')\s*:(?:\s+(.*))?$")
+_FLOW = regex(r"( *)((?:- +)*)([^{}\[\]:'\"]+:)? *\{([^{}\[\]]+)\}")
 
 
 class Leaf(str):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import ACCUSATIONS, IMPOSSIBLE, QUESTION, VERDICTS, Finding
+from expertile.audit.pattern import regex
 from expertile.audit.report import Report
 from expertile.audit.rules import (
     amounts,
@@ -47,21 +48,21 @@ RULES = (
     *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks),
     *(claims.attention_share, totals.shared),
 )
-_HEDGED = re.compile(
+_HEDGED = regex(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
     r"almost|circa|some \d|would|assum|times \d)|\?[!?*_\"')]*(?:\s|$)"
 )
 # What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
-_EXPLAINED = re.compile(
+_EXPLAINED = regex(
     r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
     r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|"
     r"equivalent to) dense|infinity cache|cache-resident|(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )
 # Somebody else's figure, or one that nobody should state.
-_QUOTE = re.compile(r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full")
+_QUOTE = regex(r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full")
 _ABOVE = ("memory bandwidth", "limit", "link", "peak", "bandwidth", "decoding")
-_CACHE = re.compile(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
+_CACHE = regex(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
 
 
 @dataclass(frozen=True)

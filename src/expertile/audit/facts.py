@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from expertile.audit.pattern import regex
 from expertile.device import find_in_text
 
 _NAMES = {
@@ -40,7 +41,7 @@ _SPACE = dict.fromkeys(
     ("batch", "heads", "seq", "head_dim", "hidden", "topk", "accum", "concurrency", "prompts"), r"|(?<=[A-Za-z]{2})\s+"
 ) | dict.fromkeys("mnk", r"|(?<=--[mnk])\s+")
 _KEYED = {
-    name: re.compile(
+    name: regex(
         rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_.,& ]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
         rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
     )
@@ -52,20 +53,20 @@ _EACH = [
     rf"(?:sequences|prompts|requests|samples) ?(?:[x×*]|of) ?({_INT}) tokens",
 ]
 _COUNTED = {
-    "experts": re.compile(rf"({_INT})[ -](?i:experts)\b(?! ?=)"),
-    "heads": re.compile(rf"({_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
-    "kv_heads": re.compile(rf"({_INT})[ -](?i:(?:kv|key[-/ ]value|k/v) heads)\b"),
-    "head_dim": re.compile(rf"(?i:heads of (?:dim(?:ension)?|size)) ({_INT})\b"),
-    "layers": re.compile(rf"({_INT})[ -](?i:(?:transformer |decoder |hidden )?layers)\b"),
-    "elements": re.compile(rf"({_INT}) (?i:(?:fp\d+ |float\d* )?(?:elements|floats))\b"),
-    "batch": re.compile(rf"(?i:batch of )({_INT})|\b[bB][sS] ?(\d+)\b|{_EACH[0]}"),
-    "seq": re.compile(
+    "experts": regex(rf"({_INT})[ -](?i:experts)\b(?! ?=)"),
+    "heads": regex(rf"({_INT})[ -](?i:(?:attention |query )?heads)\b(?! ?=)"),
+    "kv_heads": regex(rf"({_INT})[ -](?i:(?:kv|key[-/ ]value|k/v) heads)\b"),
+    "head_dim": regex(rf"(?i:heads of (?:dim(?:ension)?|size)) ({_INT})\b"),
+    "layers": regex(rf"({_INT})[ -](?i:(?:transformer |decoder |hidden )?layers)\b"),
+    "elements": regex(rf"({_INT}) (?i:(?:fp\d+ |float\d* )?(?:elements|floats))\b"),
+    "batch": regex(rf"(?i:batch of )({_INT})|\b[bB][sS] ?(\d+)\b|{_EACH[0]}"),
+    "seq": regex(
         rf"{_EACH[1]}|({_INT}) (?:(?:output|generated|new|prompt|input) )?tokens each\b|"
         rf"(?:prompt|sequence|context|request)s? (?:length )?of ({_INT}) tokens"
     ),
-    "size": re.compile(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
-    "concurrency": re.compile(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
-    "gpus": re.compile(
+    "size": regex(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
+    "concurrency": regex(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
+    "gpus": regex(
         r"(?<![.,\d])\b(\d,\d{3}|\d{1,5})(?! (?:[A-Z]+\d+[A-Z]?[ -])?(?i:gpu[ -]?)?(?:h|hours?|days?)\b)"
         r" ?(?:(?:[x×*] ?-?|(?=(?:G?[AHBLV]\d{2,3}[A-Z]?|MI\d{3}[A-Z]?|T4|L4)s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla |GeForce )*(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
@@ -75,6 +76,14 @@ _COUNTED = {
 }
 # Cheap tests, since most lines state no size. One of these stands in every text that states one of the name.
 _HINTS = {
+    "batch": "batch bs seqs sequence prompt request sample B",
+    "heads": "head H",
+    "seq": "seq context ctx token S L",
+    "head_dim": "head hdim D",
+    "experts": "expert E",
+    "tokens": "token T",
+    "in_len": "len isl",
+    "out_len": "len osl max",
     "hidden": "hidden d_model embed model",
     "ffn": "ffn intermediate d_ff",
     "topk": "top",
@@ -87,25 +96,27 @@ _HINTS = {
     "size": "size dim shape matrix matmul gemm mm",
 }
 _HINTED = {name: tuple(words.split()) for name, words in _HINTS.items()}
-_ASSIGNED = re.compile(r"[A-Za-z_)]\s*(?:[:=]|of |is )\s*\(?\d")
-_WORDED = re.compile(
+_ASSIGNED = regex(r"[\w)]\s*(?:==?|:|\bof\b|\bis\b)\s*\(?\d")
+_WORDED = regex(
     r"(?i)batch|accum|concurren|parallel|simult|users|running|seq|context|head|hidden|top[ -]k|experts|gpu|gcd|card|--|"
     r"rank|tokens|layers|elem|floats|matmul|gemm|\b(?:bs ?|tp[- ]?)\d|\d ?[x×*] ?-?[A-Z]|\d [AHBLVT]\d"
 )
-_CHAIN = re.compile(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
-_TUPLE = re.compile(
+_CHAIN = regex(rf"(?<![\w*×·])(?P<names>[MNKmnk](?:\s*=\s*[MNKmnk]){{1,2}})\s*[=:)]+,?\s*(?P<v>{_INT})")
+_TUPLE = regex(
     r"(?<![\d.x×*])(?P<a>\d{1,7})\s*[x×*,]\s*(?P<b>\d{1,7})(?:\s*[x×*,]\s*(?P<c>\d{1,7}))?(?![\d.]*\d|\s*[x×*]\s*\d)"
 )
-_SHAPE = re.compile(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
+_SHAPE = regex(  # "(M, N, K) = (4096, 1024, 512)", "MxNxK: 4096x1024x512"
     r"\b([MNKmnk])[\Wx]{1,3}([MNKmnk])[\Wx]{1,3}([MNKmnk])\W{1,5}(\d{2,6})[\Wx]{1,3}(\d{2,6})[\Wx]{1,3}(\d{2,6})(?!\d)"
 )
-_NODES = re.compile(
+_NODES = regex(
     r"(?i)\b(\d{1,4})(?: (?:nodes?|servers|machines|hosts),? (?:(?:each )?(?:with|having)|of|[x×*])|"
     r" ?[x×] ?(?=\d{1,2} ?[x×]? ?[AHBV]\d00)) ?(\d{1,2})\b|\bnodes\W+(\d{1,4})\s+gpus[ _]per[ _]node\W+(\d{1,2})\b|"
     r"\bngpu\W+(\d+)\W+nnodes\W+(\d+)|\bnnodes\W+(\d+)\W+nproc[_-]per[_-]node\W+(\d+)"
 )
-_CUBE = re.compile(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
-_PRODUCT = re.compile(r"\d\s*[x×*,]\s*\d")
+_CUBE = regex(r"(?<![\w.^])(\d{3,5})(?:³|\^3)(?!\d)")
+_DIGIT = regex(r"\d")
+_NO_SIZE = regex(r"(?m)^[^\d\n]*\n(?=\s*[^\d\s][^\d\n]*(?:\n|\Z))")  # a line without digits, and so the next
+_PRODUCT = regex(r"\d\s*[x×*,]\s*\d")
 # A word that names a number format, and phrases of several words.
 FORMATS = (
     ("fp4", r"(?:nv|mx)?fp4|\w*e2m1"),
@@ -123,41 +134,50 @@ FORMATS = (
 _PHRASES = {"single precision": "fp32", "double precision": "fp64", "half precision": "fp16", "mixed precision": "fp16"}
 _PHRASES |= {"4 bit": "int4", "16 bit": "fp16", "32 bit": "fp32"}
 BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "fp6": 6, "int8": 8, "fp4": 4, "int4": 4}
-_FORMAT = re.compile("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
-_SPLIT = re.compile(r"[^a-z0-9]+")
-_NOT_IN = re.compile(
+_FORMAT = regex("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
+_SPLIT = regex(r"[^a-z0-9]+")
+_NOT_IN = regex(
     r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
     r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*\b(?! ?[:=]| in\b)|"
     r"\bacc(?:um\w*)?(?: (?:type|dtype|in))?[:=]?(?:[ /]?(?:fp|float|f|int)(?:16|32)\b)+"
 )
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
-_FOREIGN = re.compile(
+_FOREIGN = regex(
     r"\b(?:TPU|Gaudi ?\d?|Ascend|Trainium|Inferentia|Cerebras|Groq|Xeon|EPYC|Ryzen|M[1-4] (?:Pro|Max|Ultra)|Apple M\d|"
     r"Arc\b|Core i\d|Threadripper|Graphcore|SambaNova|Snapdragon|Hygon|Moore Threads|Biren|Cambricon)\b"
 )
 DIGITS = {"two": "2", "three": "3", "four": "4", "six": "6", "eight": "8", "twelve": "12", "sixteen": "16"}
 DIGITS |= {"eighteen": "18"}
 NUMBERS = DIGITS | {"five": "5", "seven": "7", "nine": "9", "ten": "10"}  # of anything but GPUs
-_SPELLED = re.compile(
+_SPELLED = regex(
     rf"(?i)\b(?:{'|'.join(DIGITS)})\b(?=(?: \w+)? (?:gpus|cards|ranks|devices|(?:[AHBLV]\d{{2,3}}[A-Z]?|T4|L4)s?\b))|"
     rf"(?<=\bon )(?P<on>{'|'.join(DIGITS)})(?=[,.;)])"
 )
-_BARE = re.compile(
+_BARE = regex(
     r"(?i)\b(the |my |an? |our |your |one |single |dual |this |(?=\d0\d0 (?:FE|founders|card)\b))"
     r"([2-5]0[5-9]0(?: ti)?(?: super)?)s?\b"
 )  # "my 3090"
-_PLURAL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
+_PLURAL = regex(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)s\b")  # "64 A100s"
 
 
-_NOT_FOUR = re.compile(r"(?i)\b(?:(?:w|int|q)[235678]|[235678][ -]?bits?)\b")  # "gptq-w3"
+_NOT_FOUR = regex(r"(?i)\b(?:(?:w|int|q)[235678]|[235678][ -]?bits?)\b")  # "gptq-w3"
+
+
+@lru_cache(maxsize=4096)
+def _format_of(word: str) -> str:
+    m = _FORMAT.fullmatch(word)
+    return (m and m.lastgroup) or ""
 
 
 def _formats(text: str) -> list[str]:
+    words = dict.fromkeys(_SPLIT.split(text.lower()))
+    if not any(map(_format_of, words)) and words.keys().isdisjoint(("precision", "bit")):
+        return []
     text = _NOT_IN.sub("", text)
     words = dict.fromkeys(_SPLIT.split(text.lower()))
     if _NOT_FOUR.search(text):
         words = {w: None for w in words if w not in ("awq", "gptq")}
-    found = [m.lastgroup or "" for m in map(_FORMAT.fullmatch, words) if m]
+    found = [*filter(None, map(_format_of, words))]
     if "precision" in words or "bit" in words:
         plain = " ".join(_SPLIT.split(text.lower()))
         found += [name for phrase, name in _PHRASES.items() if phrase in plain]
@@ -188,28 +208,38 @@ def _int(text: str) -> float:
 @lru_cache(maxsize=20000)
 def facts(text: str) -> Facts:
     """The facts that `text` states. A size that is not named is none."""
-    stated: dict[str, list[Any]] = {
-        "formats": _formats(text),
-        "devices": find_in_text(_BARE.sub(r"\1RTX \2", _PLURAL.sub(r"\1", text))),
-    }
-    text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
-    if any(c.isdigit() for c in text):
-        for m in _SHAPE.finditer(text):
-            for name, side in zip(m.groups()[:3], m.groups()[3:], strict=True):
-                stated.setdefault(name.lower(), []).append(float(side))
-        for m in _CHAIN.finditer(text):
-            for name in re.findall(r"[mnk]", m["names"].lower()):
-                stated.setdefault(name, []).append(_int(m["v"]))
-        worded, lower = bool(_WORDED.search(text)), text.lower()
-        lengths = re.search(r"(?i)_len|put[ -]len|\b[io]sl\b|max.new", text)
-        for forms, may_be in ((_KEYED, worded or _ASSIGNED.search(text)), (_COUNTED, worded)):
-            for name, pattern in forms.items() if may_be else ():
-                if name in _HINTED and not any(word in lower for word in _HINTED[name]):
-                    continue
-                if name in ("in_len", "out_len") and not lengths:
-                    continue
-                values = (_int(next(filter(None, m.groups()))) for m in pattern.finditer(text))
-                stated.setdefault(name, []).extend(filter(None, values))
+    named = _BARE.sub(r"\1RTX \2", _PLURAL.sub(r"\1", text)) if _DIGIT.search(text) else text
+    stated: dict[str, list[Any]] = {"formats": _formats(text), "devices": find_in_text(named)}
+    lower = text.lower()
+    if any(word in lower for word in DIGITS):
+        text = _SPELLED.sub(lambda m: DIGITS[m[0].lower()] + " GPUs" * bool(m["on"]), text)
+    if _DIGIT.search(text):
+        _sizes(text, stated)
+    each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
+    return Facts(each, bool(_FOREIGN.search(text)))
+
+
+def _sizes(text: str, stated: dict[str, list[Any]]) -> None:
+    """Add the sizes that a text with digits states."""
+    for m in _SHAPE.finditer(text):
+        for name, side in zip(m.groups()[:3], m.groups()[3:], strict=True):
+            stated.setdefault(name.lower(), []).append(float(side))
+    for m in _CHAIN.finditer(text):
+        for name in re.findall(r"[mnk]", m["names"].lower()):
+            stated.setdefault(name, []).append(_int(m["v"]))
+    worded, assigned = _WORDED.search(text), _ASSIGNED.search(text)
+    sized = _NO_SIZE.sub(";\n", text)
+    both = f"{sized.lower()}\n{sized}"
+    lengths = re.search(r"_len|put[ -]len|\b[io]sl\b|max.new", both)
+    keyed = _KEYED if assigned else _SPACE if worded else ()
+    for forms, names in ((_KEYED, keyed), (_COUNTED, _COUNTED if worded else ())):
+        for name in names:
+            if name in _HINTED and not any(word in both for word in _HINTED[name]):
+                continue
+            if name in ("in_len", "out_len") and not lengths:
+                continue
+            values = (_int(next(filter(None, m.groups()))) for m in forms[name].finditer(sized))
+            stated.setdefault(name, []).extend(filter(None, values))
     for m in _NODES.finditer(text):
         nodes, of_one = map(_int, filter(None, m.groups()))
         gpus = stated.setdefault("gpus", [])
@@ -221,8 +251,6 @@ def facts(text: str) -> Facts:
     tuples = [m for m in found if "," not in m[0] or text[max(0, m.start() - 1)] in "([{"]
     stated["tuples"] = [*(tuple(int(g) for g in m.groups() if g) for m in tuples)]
     stated["tuples"] += [(int(m[1]),) * 3 for m in _CUBE.finditer(text)]
-    each = {name: tuple(dict.fromkeys(values)) for name, values in stated.items() if values}
-    return Facts(each, bool(_FOREIGN.search(text)))
 
 
 @lru_cache(maxsize=4096)
@@ -231,8 +259,10 @@ def size_of_name(header: str) -> str | None:
     name = re.sub(r"\s*(?:\([A-Za-z_ ]+\)|(?:/|per) ?GPU)\s*$", "", header.strip().replace("_", " ")).strip()
     last = header.strip().rpartition(" ")[2]  # of a record within a record: "config seq_len"
     name = name if "_" not in last and last not in ("gpus", "batch") else last.replace("_", " ")
+    both, plain = f"{header.lower()} {header}".replace("_", " "), name == header.strip()
     for size, form in _NAMES.items():
-        if re.fullmatch(form.replace("_", " "), name) or re.fullmatch(form, header.strip()):
+        hinted = any(word.replace("_", " ") in both for word in _HINTED.get(size, ("",)))
+        if hinted and (re.fullmatch(form.replace("_", " "), name) or (not plain and re.fullmatch(form, header.strip()))):
             return size
     return None
 

@@ -5,12 +5,13 @@ import re
 from html import unescape
 
 from expertile.audit.blocks import Block, Line, Table, split_code, table_of
+from expertile.audit.pattern import regex
 
-_SILENT = re.compile(r"(?is)<!--.*?-->|<(script|style|svg|noscript)\b.*?</\1\s*>")
-_PART = re.compile(r"(?is)(<table\b.*?</table\s*>|<pre\b.*?</pre\s*>|<h[1-6]\b.*?</h[1-6]\s*>)")
-_BREAK = re.compile(r"(?i)(</?(?:p|div|ul|ol|li|dt|dd|section|blockquote|summary|figcaption|caption|tr)\b[^>]*>)")
-_CELL = re.compile(r"(?is)<t([hd])\b([^>]*)>(.*?)(?=<t[hdr]\b|</t[hdr]|</table|</tbody|</thead|$)")
-_TAG = re.compile(r"(?s)</?[a-zA-Z!][^>]*>")
+_SILENT = regex(r"(?is)<!--.*?-->|<(script|style|svg|noscript)\b.*?</\1\s*>")
+_PART = regex(r"(?is)(<table\b.*?</table\s*>|<pre\b.*?</pre\s*>|<h[1-6]\b.*?</h[1-6]\s*>)")
+_BREAK = regex(r"(?i)(</?(?:p|div|ul|ol|li|dt|dd|section|blockquote|summary|figcaption|caption|tr)\b[^>]*>)")
+_CELL = regex(r"(?is)<t([hd])\b([^>]*)>(.*?)(?=<t[hdr]\b|</t[hdr]|</table|</tbody|</thead|$)")
+_TAG = regex(r"(?s)</?[a-zA-Z!][^>]*>")
 
 
 def read_html(lines: list[Line]) -> list[Block]:

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from expertile.audit.blocks import Block, Table
 from expertile.audit.facts import size_of_name
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import RATIO, clean
 from expertile.audit.units import RATES, TIMES, Unit, match_unit, unit_of_name
 
 # "All rates in TFLOP/s", "(times in us)", "units: GB/s"
-_ALL_IN = re.compile(
+_ALL_IN = regex(
     r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
     r"(?<=[.;] )(?=(?:[mµu]s|seconds) per [a-z]+, )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
     r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
@@ -17,7 +18,7 @@ _ALL_IN = re.compile(
     r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
     r"(?:(?:median|mean|best) )?(?=[A-Za-zµμ])"
 )
-_NO_MEASURE = re.compile(
+_NO_MEASURE = regex(
     r"(?i)^\W*$|%|±|_per_|\b(?:[mnk]|ids?|ranks?|calls|counts?|rounds|iter\w*|runs|size|batch|loss|err\w*|acc\w*|ops|"
     r"versions?|gpus?|score|g?flops?|bytes|per|of|share|seq\w*|delta|change|power|"
     r"watts?|energy|mem\w*|clock|freq\w*|temp\w*|util\w*|occup\w*|intensity|params?|price|cost)\b"

@@ -6,28 +6,29 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from expertile.audit.interval import NUMBER, Interval, exact, printed
+from expertile.audit.pattern import regex
 from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, product, unit_of_name
 
-_ABOUT = re.compile(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
-_BOUND = re.compile(
+_ABOUT = regex(r"(?i)(?:~|≈|∼|about|around|roughly|approx(?:imately|\.)?|nearly|almost|circa|ca\.|some) ?[(*]*$")
+_BOUND = regex(
     r"(?i)(?:(?<![-=])>|<|≥|≤|(?<!add )(?<!adds )up to|over|more than|at least|less than|under|below|above|"
     r"exceed(?:s|ing)?|as (?:much|little|low|high) as|at most|\bnot (?:just |only |even |quite |\w+ly )?(?:by |the )?|"
     r"beyond|max(?:imum)?(?: of|[a-z ]+ for)?|within|(?:cannot|can't|never) (?:be |run |take )?(?:faster|shorter|less|"
     r"lower) than|(?<!token )\bevery|\beach|±|\+/?-|\+-) ?=? ?[(*]*$"
 )
-_FIGURE = re.compile(
+_FIGURE = regex(
     rf"(?<![\w.^])(?<!\d[-–,])(?:(?<![A-Za-z][-/])|(?<=B/)(?=\d+ ?ms))"
     rf"(?!0\d)(?P<a>[-+−]?{NUMBER})(?P<range>(?P<k>[kKM]?) ?(?:-|–|—|to|"
     rf"\.\.\.?) ?(?P<b>{NUMBER})(?=(?P=k)))?(?: ?(?:±|\+/?-|\\pm) ?{NUMBER})?"
 )
-_LATEX = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
+_LATEX = regex(r"\\(?:text|mathrm|textbf|mathbf|mathit|operatorname)\{([^{}]*)\}")
 _SYMBOLS = (
     *(("\\times", "×"), ("\\%", "%"), ("\\mu", "µ"), ("\\approx", "≈"), ("\\sim", "~"), ("\\cdot", "·")),
     *((space, " ") for space in ("\\,", "\\;", "\\ ", "&nbsp;", "\u00a0", "\u202f")),
 )
-_MARKS = re.compile(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
+_MARKS = regex(r"\*\*|__|`|\$+|</?[a-zA-Z][^<>]*>|!?\[(?=[^\]]*\]\()|\]\((?:[^()]*)\)")
 # A dollar before a figure that no dollar ends as LaTeX would.
-_PRICE = re.compile(
+_PRICE = regex(
     r"\$ (?=\d[\d.,]*/)|\\?\$(?=\d[\d.,]*)(?![^$\n]*[^\s$|(]\$(?!\d))|\$(?= ?(?:/|per ))(?![^$\n]*\$)|(?<=\()\$(?=\))"
 )
 _GLOSSARY = (
@@ -43,73 +44,72 @@ _GLOSSARY = (
 )
 _CHINESE = {zh: en for part in _GLOSSARY.split("; ") for en, _, of in [part.partition(": ")] for zh in of.split()}
 _TIMES = {"doubl": "improved 2.0x", "tripl": "improved 3.0x", "quadrupl": "improved 4.0x", "halv": "reduced 2.0x"}
-_TIMES_WORD = re.compile(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
-_ONE_OF = re.compile(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
+_TIMES_WORD = regex(rf"\b({'|'.join(_TIMES)})(?:e[ds]|ing)\b(?=(?: [a-z]+){{0,4}} from \d)")
+_SPANS = ("day o", "hour o", "week o", "month o")
+_ONE_OF = regex(r"(?<![\d.] )\b(?:[Aa]n?|[Oo]ne) (?=(?:day|hour|week|month) (?:of|on)\b)")
 # "train_runtime = 1:25:12.40"
-_CLOCK = re.compile(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
-_PERCENTILE = re.compile(  # "percentile (99)", "p(90)=71ms", MLPerf's "99.00 percentile latency (ns)"
+_CLOCK = regex(r"(?i)((?:runtime|duration|elapsed|wall[ _-]?time)[ _a-z]*[:=] *)(\d+):(\d\d):(\d\d(?:\.\d+)?)\b")
+_PERCENTILE = regex(  # "percentile (99)", "p(90)=71ms", MLPerf's "99.00 percentile latency (ns)"
     r"\b(?:[Pp]ercentile ?|p(?=\(\d+\)=))\((?P<a>\d\d(?:\.\d+)?) ?%?\)|^ *(?P<b>\d\d\.\d)\d* percentile(?= [a-z])"
 )
-_HAN = re.compile("[\u3000-\u9fff\uff00-\uffef]")
-_CHINESE_TERM = re.compile("|".join(sorted(_CHINESE, key=len, reverse=True)))
+_HAN = regex("[\u3000-\u9fff\uff00-\uffef]")
+_CHINESE_TERM = regex("|".join(sorted(_CHINESE, key=len, reverse=True)))
 _WIDE = str.maketrans(
     {"。": ". ", "、": ", ", **{chr(c): chr(c - 0xFEE0) + " " * (chr(c) in ",:;)") for c in range(0xFF01, 0xFF5F)}}
 )
-_HYPHENED = re.compile(r"(?:hour|minute|second|day|token)(?= \w)")  # "a 6-hour run"
-_KEY = re.compile(
+_HYPHENED = regex(r"(?:hour|minute|second|day|token)(?= \w)")  # "a 6-hour run"
+_KEY = regex(
     r"(?:^|[,;|(\[{:]|\s{2,}|\. |\t)\s*(?P<key>[A-Za-z%#][^:=|,;{}]{0,58}?)\s*(?:[:=]+>?|(?<=\w)  )\s*[(\[~≈€\"']*$"
 )
 # What shows that a figure without a unit is a part of something else.
 _IN_TEXT, _IN_CELL = (
-    re.compile(r" ?[x×*·] ?[\dA-Z]| ?[*·] ?[a-z]|[-/:]\d|\w"),
-    re.compile(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}|\s?[*×·]\s*[A-Za-z(]"),
+    regex(r" ?[x×*·] ?[\dA-Z]| ?[*·] ?[a-z]|[-/:]\d|\w"),
+    regex(r"\s?[x×*/:]\s*\d|-\d|\w|\s\w{2}|\s?[*×·]\s*[A-Za-z(]"),
 )
-_AT_PRICE = re.compile(r"\W*(?:at|@|[x×*])(?: the| a)?(?: price| rate)?(?: of)?\W*€?")  # "9,216 GPU-hours at $2.10"
-_BLANK, _MARKS_ONLY = re.compile(r"\s{3,}"), re.compile(r"[~≈<>≥≤(€\s]*")
-_FACTOR = re.compile(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
-_TIMES_OVER = re.compile(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
-_FACTOR_OF = re.compile(
+_AT_PRICE = regex(r"\W*(?:at|@|[x×*])(?: the| a)?(?: price| rate)?(?: of)?\W*€?")  # "9,216 GPU-hours at $2.10"
+_BLANK, _MARKS_ONLY = regex(r"\s{3,}"), regex(r"[~≈<>≥≤(€\s]*")
+_FACTOR = regex(r"[\d)] ?[×*/·] ?\(?$|[\d)] x $")
+_TIMES_OVER = regex(r"(?<![\d.,×*x] )(?<![\w.,×*])(\d{1,2}) ?[x×] ?$")
+_FACTOR_OF = regex(
     r"(?i)(?:(?:speed-?up|factor)(?: factor)? (?:of|is|was)|geo(?:metric )?-?mean(?: of| is|,|:)?|"
     r"mean (?:of|over) (?:the |all )?(?:\w+ )?speed-?ups(?: (?:of|over|on|across) [\w ]{3,24})? (?:is|was)) "
     r"(?:about )?\W*$"
 )
-_LIST = re.compile(
+_LIST = regex(
     rf"(?<![\w.])(?:(?:{NUMBER}, ?)+{NUMBER},? (?:and|or) |{NUMBER} (?:and|vs\.?|versus|against|instead of|→|->) |"
     rf"(?:{NUMBER} ?/ ?){{2,}})$"
 )
-_TRAILING_KEY = re.compile(
+_TRAILING_KEY = regex(
     r"(?P<key>[A-Za-z_][\w./%-]*)\s*[:=]\s*[(\[~≈\"']*$|"
     r"(?P<rate>\b[A-Za-z]+/s(?:ec)?(?:(?:/| per )(?i:gpu|device|rank))?|\b[a-z]+(?:_[a-z]+)+(?:\([\w/%]+\))?) $"
 )
-_OF_MANY = re.compile(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
-_AND = re.compile(r"(?: \([^()\d]*\))?,? and ")  # "at least 54 ms (A) and 27 ms (B)"
-_TO = re.compile(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
-_THINGS_OF = re.compile(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
-_PER = re.compile(
+_OF_MANY = regex(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
+_AND = regex(r"(?: \([^()\d]*\))?,? and ")  # "at least 54 ms (A) and 27 ms (B)"
+_TO = regex(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
+_THINGS_OF = regex(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
+_PER = regex(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
     r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
     r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
-_BOARD = re.compile(
-    r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$"
-)
-_RANKED = re.compile(
+_BOARD = regex(r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$")
+_RANKED = regex(
     rf"(?i)\b(min|max|mean|median|avg|p\d\d)[ :=]+({NUMBER})(?![\w.%]| ?[a-zA-Zµ]{{1,3}}\b(?! ?{NUMBER}))(?=[\s,;)]|$)"
 )
-_BARE_EACH = re.compile(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
-_STATISTIC = re.compile(
+_BARE_EACH = regex(rf"(?i)\b(or|i\.e\.|that is|so|=|,) ({NUMBER}) (?=(?:per|for each|for every|a) [a-z]{{3,}}\b)")
+_STATISTIC = regex(
     r"\b(?:avg|average|mean|median|min(?:imum)?|max(?:imum)?|best|worst|p\d\d|\d\d(?:\.\d+)?th|std|first|last|peak)\b|"
     r"\b\d\d(?:\.\d+)? ?%"
 )
-RATIO = re.compile(
+RATIO = regex(
     r"(?i)speed-?\s?up|\bratio\b|\brelative\b|\brel\b|slow-?\s?down|improvement|\bgain\b|faster|\bvs\.?\b|\bfactor\b|"
     r"normalized|\w ?/ ?(?!(?i:gpus?|device|card|sm|block|cta|warp|wave|thread|core|node|rank|user|request|req|token|"
     r"row|element|item|expert|head|layer|step|iter|call|epoch|s|sec|second)\b)\w|[x×] (?:baseline|over\b)"
 )
-_PER_STEP = re.compile(
+_PER_STEP = regex(
     r"(?i)(?<![a-z])(?:step|iter(?:ation)?)[ _]time(?![a-z])|(?<![a-z])time[ _/]+(?:per[ _])?(?:step|iter)"
 )
-PER_TOKEN = re.compile(r"(?i)(?<![a-z])(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)(?![a-z])")
+PER_TOKEN = regex(r"(?i)(?<![a-z])(?:tpot|itl|inter-?token|per[ _-](?:output[ _-])?token)(?![a-z])")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Quantity:
         return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
-_THOUSAND = re.compile(r"(?<=\d) thousand (?=(?:\w+ )?tokens?\b)")
+_THOUSAND = regex(r"(?<=\d) thousand (?=(?:\w+ )?tokens?\b)")
 
 
 @lru_cache(maxsize=20000)
@@ -152,9 +152,10 @@ def clean(text: str) -> str:
     if _HAN.search(text):
         text = _CHINESE_TERM.sub(lambda m: f" {_CHINESE[m[0]]} ", text.translate(_WIDE))
         text = re.sub(r" +", " ", text)
-    text = _ONE_OF.sub("1.00 ", text)
+    text = _ONE_OF.sub("1.00 ", text) if any(map(text.__contains__, _SPANS)) else text
     text = _THOUSAND.sub("k ", text) if " thousand " in text else text
-    text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
+    if text.count(":") > 1:
+        text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
     if "ercentile" in text or "p(" in text:
         text = _PERCENTILE.sub(lambda m: f"p{m['a'] or format(float(m['b']), 'g')}", text)
     text = _TIMES_WORD.sub(lambda m: _TIMES[m[1]], text) if " from " in text else text

@@ -11,40 +11,39 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from markdown_it import MarkdownIt
-
 from expertile.audit.blocks import Block, Line, split_code, table_of
 from expertile.audit.data import Leaf, json_values, read_values, read_yaml
 from expertile.audit.html import read_html
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import clean
 
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_FOREIGN = regex(r"[^\x00-\x7f]+")
 # fio's jobs, of one block size each, and their results.
-_JOB = re.compile(r"(?m)^([\w.-]+): \(g=\d+\):.*? bs=(?:\(R\) )?([\d.]+[kKMG]?i?B?)-\2[,/ ]")
-_RESULT = re.compile(r"(?m)^([\w.-]+): \(groupid=.*\n(?: +(?:read|write): IOPS=.*\n(?: +(?!read|write)[\w |].*\n)*)+")
+_JOB = regex(r"(?m)^([\w.-]+): \(g=\d+\):.*? bs=(?:\(R\) )?([\d.]+[kKMG]?i?B?)-\2[,/ ]")
+_RESULT = regex(r"(?m)^([\w.-]+): \(groupid=.*\n(?: +(?:read|write): IOPS=.*\n(?: +(?!read|write)[\w |].*\n)*)+")
 # 1536³ in reStructuredText and in HTML.
 # "12\,300" of LaTeX, and other narrow spaces.
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
-_RAISED = re.compile(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
-_COMMA = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
-_ANY_COMMA = re.compile(_COMMA.pattern + r"|(?<![\d.,])\d{1,3},\d{1,2}(?= *(?:[|&×]|</t[dh]>))")  # those of a cell too
-_POINT = re.compile(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
+_THOUSANDS = regex(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
+_RAISED = regex(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
+_COMMA = regex(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
+_ANY_COMMA = regex(_COMMA.pattern + r"|(?<![\d.,])\d{1,3},\d{1,2}(?= *(?:[|&×]|</t[dh]>))")  # those of a cell too
+_POINT = regex(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
 _ENDS = "markdown md, html htm, csv tsv, json jsonl ndjson ipynb, yaml yml, log out rst"
 _KINDS = {end: ends.split()[0] for ends in _ENDS.split(", ") for end in ends.split()}
-_MARKDOWN = re.compile(
+_MARKDOWN = regex(
     r"(?m)^ *```|^\s*\|?[\s:]*-{3,}[\s:]*\|[\s:|-]*$|(?:\A|\n\s*\n)#{1,6} +\w.*\n\s*\n|^#{2,6} \w|^[-*] \*\*"
 )
 # A line of a wrapped paragraph.
-_WRAPPED = re.compile(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
-_MARKED = re.compile(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
-SPOKEN = re.compile(
+_WRAPPED = regex(r"[\w\"'(*`~@\[](?!.*(?:\S {3,}\S|\t| \| )).*[a-z]{2}.*")
+_MARKED = regex(r"(?:[-*+]|\d+[.)]) |\[|\w+ \d\d? \d\d:\d\d|[\w -]{1,24}: |\d{4}-")
+SPOKEN = regex(
     r"\S.*?(?:[.!?](?=\s+(?:[a-z]{0,2}[A-Z]|p\d\d\b|[*(\[#])|\s{2}|\s*$)|(?<=[a-z]{4})\.(?=\s+\d)|"
     r"(?<=\d\d)\.(?=\s+\d+ [a-z]{3})|$)"
 )
-_ITEM = re.compile(r"\s*[*+•-] ")
-_PER_MILLION = re.compile(r"(?i)(?:per|/) ?(?:(?:1 )?million|1?M) (?:output |input |generated )?tokens?\b")
-_COMMAND = re.compile(r"\s*\\[a-z]+(?:\{|\[|$)")  # of LaTeX
-_SPEAKER = re.compile(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
+_ITEM = regex(r"\s*[*+•-] ")
+_PER_MILLION = regex(r"(?i)(?:per|/) ?(?:(?:1 )?million|1?M) (?:output |input |generated )?tokens?\b")
+_COMMAND = regex(r"\s*\\[a-z]+(?:\{|\[|$)")  # of LaTeX
+_SPEAKER = regex(r"@?[\w.-]{2,24}(?: \w+)?(?: wrote)?:|[\w.-]{2,24} +[—–-] .*\d\d:\d\d")
 
 
 def repair(text: str) -> str:
@@ -110,7 +109,10 @@ def read(text: str, name: str = "") -> list[Block]:
 
 
 def _markdown(lines: list[Line]) -> list[Block]:
-    tokens = MarkdownIt("commonmark").enable("table").parse("\n".join(line.text for line in lines))
+    from markdown_it import MarkdownIt  # reports of other formats need none
+
+    # What stands within a line is read by the rules, not by Markdown's.
+    tokens = MarkdownIt("commonmark").enable("table").disable("inline").parse("\n".join(line.text for line in lines))
     blocks: list[Block] = []
     depth, i = 0, 0
     while i < len(tokens):

@@ -12,50 +12,50 @@ from itertools import groupby
 
 from expertile.audit.blocks import Block, Line, Table
 from expertile.audit.interval import printed
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, clean
 from expertile.audit.report import Report
 from expertile.audit.units import NO_UNIT, RATES, Unit, match_unit, unit_of_name
 
 NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+)?"
-_CELL = re.compile(
-    rf"[~≈]?(?P<n>{NUMBER})(?P<rest>(?: ?[%x×])?|[ ]?[^\d\s]\S{{0,7}})?(?: ?(?:±|\+/-) ?[\d.]+ ?\S{{0,3}})?"
-)
+_CELL = regex(rf"[~≈]?(?P<n>{NUMBER})(?P<rest>(?: ?[%x×])?|[ ]?[^\d\s]\S{{0,7}})?(?: ?(?:±|\+/-) ?[\d.]+ ?\S{{0,3}})?")
 # "mean       3.48 ms", "L2 hits ....... 12,000", "engine_hits_total{model="a"} 12"
-_PAIR = re.compile(
+_PAIR = regex(
     rf"^\W*(?P<name>[A-Za-z\[(].*?)(?:\s*[:=]\s*|\s*\.{{3,}}\s*|\s{{2,}}|\t|(?<=}})\s)[(\[~≈]?"
     rf"(?P<n>{NUMBER})(?![\d.,:x×/^-]*\d)(?P<rest>(?:[ )%].*|[A-Za-zµ%].*)?)$"
 )
-_PARTS = re.compile(r"(?:[|;]|,(?!\d{3}(?!\d)))\s+|\s{2,}(?=[\w.]+ ?[:=])")
-_INNER = re.compile(rf"(?<![\w.])(?P<name>[A-Za-z][\w./-]*)=(?P<n>{NUMBER})(?P<rest>[^\s,;|)]{{0,8}})")
-_SPOKEN = re.compile(
+_PARTS = regex(r"(?:[|;]|,(?!\d{3}(?!\d)))\s+|\s{2,}(?=[\w.]+ ?[:=])")
+_INNER = regex(rf"(?<![\w.])(?P<name>[A-Za-z][\w./-]*)=(?P<n>{NUMBER})(?P<rest>[^\s,;|)]{{0,8}})")
+_SPOKEN = regex(
     rf"^\W*(?P<name>[A-Za-z][A-Za-z_0-9 /()-]{{0,40}}?)[ :=]+(?P<n>{NUMBER})"
     r"(?P<rest>(?: ?[^\d\s]\S{0,8})?)(?:\s*\([a-z][^()]*\))?$"
 )
 # "  99.900%   14.63ms"
-_PERCENTILE = re.compile(
+_PERCENTILE = regex(
     rf"\s*(?P<p>\d\d(?:\.[1-9]+)?)0*\.?0*(?:%|th)[ :=]+(?P<n>{NUMBER})(?P<rest>(?: ?[^\d\s]\S{{0,4}})?)\s*"
 )
 # "mean 6.51 ms std 0.81 ms", "1284 hits, 509 misses", "hit rate 91.6 %"
-_RANKED = re.compile(
+_RANKED = regex(
     rf"(?<![\w-])(?P<name>min|max|mean|avg|median|std|stddev|"
     rf"p\d\d)[ :=]+(?P<n>{NUMBER})(?P<rest> ?(?:[nµmu]?s)?)(?![\w.%])"
 )
-_COUNTED = re.compile(
+_COUNTED = regex(
     rf"(?<![\w.])(?P<n>{NUMBER})(?P<rest>) (?P<name>hits|misses|lookups|queries|accesses|passed|failed|"
     rf"succeeded|accepted|"
     r"rejected|drafted|proposed)\b"
 )
-_RATE = re.compile(
+_RATE = regex(
     rf"\b(?P<name>(?:hit|miss|acceptance|success|pass)[ _-](?:rate|"
     rf"ratio))[ :=of]+(?P<n>{NUMBER})(?P<rest> ?%?)(?![\w.])"
 )
-_BEFORE = re.compile(rf"(?P<name>.*[A-Za-z]\w*)[:=]? +(?P<n>{NUMBER}) ?(?P<rest>[A-Za-zµ%/]+),?")
-_ARRAY = re.compile(r"\"?(?P<name>[A-Za-z]\w*)\"?\s*:\s*\[(?P<all>\s*\d[\d.]*(?:,\s*\d[\d.]*){2,}\s*)\]")
+_BEFORE = regex(rf"(?P<name>.*[A-Za-z]\w*)[:=]? +(?P<n>{NUMBER}) ?(?P<rest>[A-Za-zµ%/]+),?")
+_ARRAY = regex(r"\"?(?P<name>[A-Za-z]\w*)\"?\s*:\s*\[(?P<all>\s*\d[\d.]*(?:,\s*\d[\d.]*){2,}\s*)\]")
 _STATISTICS = {"mean", "avg", "average", "median", "min", "max", "best", "worst", "std", "fastest", "slowest"}
-_LABELS = re.compile(r"\{[^{}]*\}")
-_SPLIT = re.compile(r"[^a-z0-9@+%µ]+|(?<=[a-z]{4})(?=\d{1,2}\b)")
-_COMMENT = re.compile(r"\s*#\s*(?:HELP|TYPE)\b")
-_STAMP = re.compile(r"^\W*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]? +(?=[A-Za-z])")
+_DIGIT = regex(r"\d")
+_LABELS = regex(r"\{[^{}]*\}")
+_SPLIT = regex(r"[^a-z0-9@+%µ]+|(?<=[a-z]{4})(?=\d{1,2}\b)")
+_COMMENT = regex(r"\s*#\s*(?:HELP|TYPE)\b")
+_STAMP = regex(r"^\W*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?\]? +(?=[A-Za-z])")
 _UNITS = {"us", "µs", "ms", "ns", "s", "sec", "seconds", "pct", "percent", "%", "gb", "gib", "mib", "mb", "kib", "kb"}
 
 
@@ -145,10 +145,10 @@ def cell(name: str, text: str, line: int, unit: Unit | None, column: int = -1, l
 
 def in_line(line: Line) -> list[Named]:
     """The named figures of a line of text."""
-    text = re.sub(r"[\[(] *(\S+?), +(\S+?)([\])]) ", r"[\1,\2\3 ", clean(line.text).rstrip())
-    text = _STAMP.sub("", text)
-    if _COMMENT.match(text) or not any(c.isdigit() for c in text):
+    text = clean(line.text).rstrip()
+    if not _DIGIT.search(text) or _COMMENT.match(text):
         return []
+    text = _STAMP.sub("", re.sub(r"[\[(] *(\S+?), +(\S+?)([\])]) ", r"[\1,\2\3 ", text))
     if m := _PERCENTILE.fullmatch(text):
         return [named(f"p{m['p']}", m["n"], m["rest"], line.number, None)]
     found = [(m["name"], m["n"], m["rest"]) for m in _INNER.finditer(text)]

@@ -11,22 +11,23 @@ from typing import Any
 from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
 from expertile.audit.facts import Facts, facts, of_rows, seconds, size_of_name
 from expertile.audit.legends import with_units
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import SPOKEN, items_of, read, repair, sentences
 from expertile.audit.units import NO_UNIT, unit_of_name
 from expertile.device import Device
 
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-_LATER = re.compile(r"(?im)\b(?:next time|next step|to-?do|future work|later on)\b[^.\n]*")
-_ARGUMENT = re.compile(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
-_COUNTED = re.compile(
+_TAG = regex(r"</?[a-zA-Z][^<>]*>")
+_LATER = regex(r"(?im)\b(?:next time|next step|to-?do|future work|later on)\b[^.\n]*")
+_ARGUMENT = regex(r"^[A-Za-z]\w*(?:<.*>)?/(\d{2,})$|^\d\^\d+ = (\d+)$")  # "BM_sort/4096", "2^12 = 4096"
+_COUNTED = regex(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|cols|columns|hidden|heads|count)[^\w,]{1,9}"
     r"(\d+)(?![\d.]|,\d)"
 )
-_SPARSE, _DENSE = re.compile(r"spars|2:4"), re.compile(r"\b(?:no|without) (?:any |structured |2:4 )*(?:spars\w*|2:4)")
-_LONG = re.compile(r"^(?=.{91})(?:.*)[\w%)]{2}\. [A-Z][a-z]+ ")
-_CLOCK = re.compile(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
-_SUMMARY = re.compile(
+_SPARSE, _DENSE = regex(r"spars|2:4"), regex(r"\b(?:no|without) (?:any |structured |2:4 )*(?:spars\w*|2:4)")
+_LONG = regex(r"^(?=.{91})(?:.*)[\w%)]{2}\. [A-Z][a-z]+ ")
+_CLOCK = regex(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
+_SUMMARY = regex(
     r"(?i)^\W*(?:(?:overall|grand|arithmetic|harmonic|plain)\s+)?(?:average|avg\.?|mean|geo(?:metric|\.)?-?\s?mean|total|sum|"
     r"median|overall|(?:whole|full|entire) (?:step|run|pass|iteration|pipeline|model|forward|request)(?=\W*$)|"
     r"all(?!-)(?! others?\b))\b"

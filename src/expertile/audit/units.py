@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from expertile.audit.pattern import regex
+
 # Kinds of quantity and their dimensions. Those without are ratio, percent, other (a unit that no rule uses) and number
 # (no unit at all). A kind that is not named here is spelled out: "B/param", "$/token".
 _DIMENSIONS = (
@@ -95,12 +97,12 @@ _FORMS: tuple[tuple[str, str], ...] = (
         r"-?fold\b(?!,? ?(?:cross|valid|cv|avg|mean|split|train))",
     ),
 )
-_COMPILED = tuple((kind, re.compile(form)) for kind, form in _FORMS)
-_PER_DEVICE = re.compile(
+_COMPILED = tuple((kind, regex(form)) for kind, form in _FORMS)
+_PER_DEVICE = regex(
     r"(?i) ?(?:/|per|for (?:each|every)|(?<=second) and) ?(?:gpu|gcd|device|chip|card|accelerator)\b"
     r"(?![ -]?h| and (?:per )?h)"
 )
-_PER = re.compile(
+_PER = regex(
     rf"(?: ?/ ?| per | an? (?=hour|h\b|second|day|token|step|month|image|sample|request|sequence|frame)|-per-|"
     rf"(?<=[a-zB]) (?=GPU-h)|\*)(?:(?:optimizer|generated|training|1) ?)?(?:(?P<token>(?P<m>(?:1 ?)?[Mkm] ?|(?:million|"
     rf"1,?000|thousand) )?(?i:(?:{_WHICH} )?{_TOKEN}))|(?P<item>(?i:{_ITEM}|layer|epoch|call|launch|kernel|op|sweep|"
@@ -113,27 +115,27 @@ _AMOUNTS = DIMENSIONS.keys() - {"intensity", "items_per_s", "s_per_token", "s_pe
 _STATISTIC = r"(?:p\d\d|avg|mean|median|min|max|best|std|average|geomean|±.*|dense|fwd|bwd|total|"
 _STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
-_BARE = re.compile(
+_BARE = regex(
     rf"(?i)(?<!first[ _])\b(?!(?:step|iter|epoch|batch|image|sample|frame|request|query|prompt)[ _]s\b)"
     rf"([kmgt]b|[kmgtp]flops?|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|"
     r"\b([a-z]{3,}s) per second$"
 )
-_GBS = re.compile(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
+_GBS = regex(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")
 # "Generated tokens: 60000" counts them, "Max tokens: 512" does not.
-_COUNT = re.compile(
+_COUNT = regex(
     r"(?i)(?:^|(?<!max)[ _])\W*(?:(?:total|training|generated|new|completed|successful|processed|output|input|"
     r"prompt)[ _](?:\w+[ _])?(?:tokens|requests|images|samples|steps)(?:[ _](?:processed|served|generated|completed|"
     r"seen))?|(?:num[ _])?(?:requests|prompts)|(?:tokens|images|samples)[ _](?:processed|served|generated|seen|total))$"
 )
-_NUMBER_OF = re.compile(
+_NUMBER_OF = regex(
     r"(?i)^\W*(?:total num(?:ber)? of|num(?:ber)? of(?=.*(?:ed|done|run)$)) "
     r"((?:event|transaction|operation|call|row|iteration|message|packet|frame|job|update|insert|read|write)s)\b"
 )
-_MONEY = re.compile(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
-_MONEY_PER = re.compile(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
+_MONEY = regex(r"(?i)[$€]|\b(?:usd|eur|dollars?|cost|price)\b")
+_MONEY_PER = regex(r"(?i)(?:/|\bper\b) ?((?:\d[\d,]* ?)?[\w -]*\w)")
 # Names that mean a unit without naming it.
 _MEANT = tuple(
-    (re.compile(f"(?i){form}"), unit)
+    (regex(f"(?i){form}"), unit)
     for form, unit in (
         (r".*\bhourly\b", "USD/h"),
         (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),

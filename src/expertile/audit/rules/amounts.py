@@ -11,6 +11,7 @@ from math import prod
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval, exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
@@ -18,19 +19,19 @@ from expertile.audit.rules.solve import WALL
 from expertile.audit.rules.terms import parameters, terms
 from expertile.audit.rules.work import Term
 
-_STEP = re.compile(
+_STEP = regex(
     r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
 )
-_NO_WEIGHTS = re.compile(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
-_WEIGHTS = re.compile(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
-_OTHER_BITS = re.compile(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
-_ELSEWHERE = re.compile(r"(?i)offload|shard|fsdp|zero-\d|mmap")
-_NONE = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
-_SPENT = re.compile(
+_NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
+_WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
+_OTHER_BITS = regex(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
+_ELSEWHERE = regex(r"(?i)offload|shard|fsdp|zero-\d|mmap")
+_NONE = regex(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
+_SPENT = regex(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
-_AGAINST = re.compile(r"(?i)[ _](?:vs|over|than)[ _.]+\w+")  # "saving_vs_fp16_pct"
-_ASKED = re.compile(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
+_AGAINST = regex(r"(?i)[ _](?:vs|over|than)[ _.]+\w+")  # "saving_vs_fp16_pct"
+_ASKED = regex(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
 

@@ -6,39 +6,38 @@ from collections.abc import Iterator
 from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 from expertile.audit.rules.hardware import gpu_counts, own_words
 
-_HELD = re.compile(
+_HELD = regex(
     r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
     r"peak[ _](?:\w+ )?mem|mem\w*[ _.](?:used|peak|in use)|peak[ _(]+(?:gi?b|mi?b)\b"
 )
-_NOT_HELD = re.compile(
+_NOT_HELD = regex(
     r"(?i)offload|\bcpu\b|\bhost\b|\bram\b|managed|unified|\buvm\b|would|need|estimat|requir|predict|tried|out of|oom|"
     r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
     r"modded|disk|nvme"
 )
 # "nothing offloaded to the host, no unified memory"
-_DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?:\s\w+){0,2}?\s(?:offload\w*|managed|unified|uvm)")
-_PART = re.compile(
+_DENIED = regex(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?:\s\w+){0,2}?\s(?:offload\w*|managed|unified|uvm)")
+_PART = regex(
     r"(?i)(?:takes?|is|are|spends?|accounts? for)[^.;%]{0,24}% of (?:the |an? )?(?:\w+ ){0,2}(?:step|time|runtime|run)"
     r"|% of (?:the |an? |all )?(?:\w+ ){0,3}(?:step|time|runtime)\b"
 )
-_WHOLE = re.compile(
+_WHOLE = regex(
     r"(?i)end[- ]to[- ]end|\be2e\b|(?:whole|entire|full|training|inference) (?:step|run|model)|overall|step becomes"
 )
-_KERNEL = re.compile(r"(?i)in isolation|micro-?benchmark|kernel (?:itself )?(?:is|gets|runs)|the (?:new )?kernel")
-_ALONE = re.compile(r"(?i)\b(?:on its own|by itself|alone)\b")
-_PER_STEP = re.compile(r"(?i)\b(?:per|each|every|of the|in the) (?:step|iteration|pass|request)\b")
-_ONLY = re.compile(
-    r"nothing else|not touch|untouched|only change|only the \w+ (?:is |was )?(?:swapped|replaced|changed)"
-)
-_ONCE = re.compile(r"single run|greedy")
-_OFTEN = re.compile(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
+_KERNEL = regex(r"(?i)in isolation|micro-?benchmark|kernel (?:itself )?(?:is|gets|runs)|the (?:new )?kernel")
+_ALONE = regex(r"(?i)\b(?:on its own|by itself|alone)\b")
+_PER_STEP = regex(r"(?i)\b(?:per|each|every|of the|in the) (?:step|iteration|pass|request)\b")
+_ONLY = regex(r"nothing else|not touch|untouched|only change|only the \w+ (?:is |was )?(?:swapped|replaced|changed)")
+_ONCE = regex(r"single run|greedy")
+_OFTEN = regex(r"\b(?:\d+|several|multiple|many) (?:samples|runs|seeds|trials)\b|avg@|averaged|mean of")
 _SIZES = {"humaneval": 164.0, "humaneval+": 164.0, "mbpp": 500.0, "mbpp+": 378.0, "math-500": 500.0}
 _SIZES |= {"gpqadiamond": 198.0}
-_PROBLEMS = re.compile(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
+_PROBLEMS = regex(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 
 def held(report: Report) -> Iterator[Finding]:
@@ -46,7 +45,7 @@ def held(report: Report) -> Iterator[Finding]:
     if re.search(r"offload|managed|unified|\buvm\b|modded|windows|zero-infinity", _DENIED.sub("", report.text)):
         return
     for row in report.all_rows:
-        for q in row.of("bytes") if row.devices else ():
+        for q in (q for q in row.of("bytes") if row.devices):
             own = f"{q.label} {row.headings}" if row.kind == "table" else own_words(row, q)
             own = own.replace("_", " ")
             if row.kind == "table" and _NOT_HELD.search(q.label.replace("_", " ")):

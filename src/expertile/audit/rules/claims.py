@@ -10,59 +10,60 @@ from math import prod
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.told import may_be
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
-_AFTER = re.compile(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
-_LESS = re.compile(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
-_SHRUNK = re.compile(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
-_FASTER = re.compile(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
-_CHANGED = re.compile(
+_AFTER = regex(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
+_LESS = regex(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
+_SHRUNK = regex(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")
+_FASTER = regex(r"(?i)speed|faster|throughput|latency|quick|tokens|bandwidth|flops|accura|perplex")
+_CHANGED = regex(
     r"(?i)(?:bits?|bf16|(?:fp|int|float|bfloat)\d+|half|weights|values|\d ?Gi?B\)?)\)?,? ?(?:down )?(?:to|→|->|into) |"
     r"instead of|\bvs\b|versus|compared (?:to|with)|relative to|(?:over|than) (?:the )?(?:fp|bf|float|half|\d+)|"
     r"(?:brings?|shrink|shrank|shrunk|reduc|compress|cuts?\b|quanti[sz]).* to "
 )
-_NOT_BITS = re.compile(
+_NOT_BITS = regex(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optim\b|optimi[sz]er|batch|communicat|gpus?\b|network|"
     r"\badam|\bgqa\b|(?<!\d )heads|momentum|\bmaster\b|\bmoments?\b|\bin all\b|\bplus\b|[a-z] \+ [a-z]"
 )
-_DENIED = re.compile(r"(?i)\b(?:no|not|nothing|never|without)\b(?: \w+)?? (?:prun|evict|offload|spars|distill)\w*")
-_OBJECT = re.compile(
+_DENIED = regex(r"(?i)\b(?:no|not|nothing|never|without)\b(?: \w+)?? (?:prun|evict|offload|spars|distill)\w*")
+_OBJECT = regex(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
 )
-_SCALES = re.compile(
+_SCALES = regex(
     r"(?i)\b(?:fp|bf|float|int)\d+ (?:(?:group|block) )?(?:scales?|zeros?|zero[ -]points?)\b(?: ?(?:\+|and) ?zeros?)?"
 )
-_FORMAT = re.compile(
+_FORMAT = regex(
     r"\b(?:group[ _-]?size\W*\d+|(?:fp|bf|int|uint|w|q|nf)\d+\w*|awq|gptq|quantized|baseline|\d+-?bit|half|float\d*|"
     r"original|a?symmetric|reference|g\d+|group\d*|per|tensor|channel|scales?|zeros?|weights?|memory|model|size|"
     r"checkpoint|vram|to|with)\b"
 )
-_WIDTH = re.compile(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf|w)([1-68]))\b")
-_KV_TYPE = re.compile(
+_WIDTH = regex(r"(?i)(?<![.,\d])\b(?:([1-68]|16|32|64)[ -]?bits?(?! scales| zero)|(?:u?int|q|nf|w)([1-68]))\b")
+_KV_TYPE = regex(
     r"(?i)kv[-_ ]?cache(?:[-_ ]d?type\W+| in | to )(?:fp8|int[48])|\b(?:fp8|int[48]|[48][- ]bit) kv[- ]cache"
 )
-_SWITCHED = re.compile(r"(?i)switch|instead|with|down to|bring|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti|after")
-_WORD = re.compile(r"[a-z0-9.]+")
-_EQUAL = re.compile(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
-_SHAPE = re.compile(
+_SWITCHED = regex(r"(?i)switch|instead|with|down to|bring|shr[iau]nk|reduc|cuts?\b|in (?:fp|int|\d)|quanti|after")
+_WORD = regex(r"[a-z0-9.]+")
+_EQUAL = regex(r"(?i)\b(?:equivalent|equal|same|identical)\s+(?:total\s+|amount of\s+)?(?:work|flops?|compute)\b")
+_SHAPE = regex(
     r"(?i)(?:(?P<n>\d+)\s*(?:[x×]\s+)?(?:separate |small )?(?:gemms?|matmuls?|matrices|products?)\D{0,12})?"
     r"(?<!\d)(?P<a>\d{2,6})\s*[x×]\s*(?P<b>\d{2,6})(?:\s*[x×]\s*(?P<c>\d{2,6}))?"
 )
-_PRODUCTS = re.compile(r"(?i)gemm|matmul|matri|product")
-_QUICKER = re.compile(r"(?i)improve|speed-?\s?up|faster|quicker|sooner|as fast")
-_MEANT = re.compile(
+_PRODUCTS = regex(r"(?i)gemm|matmul|matri|product")
+_QUICKER = regex(r"(?i)improve|speed-?\s?up|faster|quicker|sooner|as fast")
+_MEANT = regex(
     r"(?i)\bper (?:token|sample|image|item|request|sequence|row)|normali|halv|smaller|shorter|truncat|prun|separate|"
     r"total work|equivalent|(?:reduc|lower|cut|shrink)\w* (?:the )?(?:batch|seq|context|length|size|number)"
 )
 _PARTED = "[;.\n]| against| vs\\.?| versus| while| whereas| than"
-_PAUSES = [re.compile(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
-_COUNT = re.compile(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
-_LENGTH = re.compile(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
+_PAUSES = [regex(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, ",| and")]
+_COUNT = regex(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
+_LENGTH = regex(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
-_FAILED = re.compile(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
+_FAILED = regex(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 
 
 def _bits(text: str) -> list[int]:
@@ -77,19 +78,23 @@ def compression(report: Report) -> Iterator[Finding]:
     lines = report.lines_of_text
     wide = list({BITS[f] for f in report.everything.of("formats") if BITS[f] >= 16})
     for i, row in enumerate(lines):
+        shares = row.of("ratio", "percent")
         near = [r for r in lines[max(0, i - 3) : i + 1] if row.line - r.line <= 3]
-        for q in row.of("ratio", "percent") if row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text) else ():
+        for q in shares if shares and (row.of("bytes") or re.search(rf"(?i){_MEMORY}", row.text)) else ():
             yield from _ratio(row, q, near, wide)
         # "12 GB in FP16 and 2 GB in INT4", "40 GiB in FP16. After switching to FP8 it's at 12 GiB."
         both = [row.before, row] if row.before and _SWITCHED.search(row.text) else []
         for some in ([row], both):
-            text = " ".join(r.text for r in some)
-            held, bits = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3], _bits(text)
+            held = [b for r in some for b in r.of("bytes") if b.value.mid > 1e3]
             held = [b for b in held if not re.match(r"(?i)(?:cards?|gpus?|vram)\b", b.after)]
+            if len(held) != 2:
+                continue
+            text = " ".join(r.text for r in some)
+            bits = _bits(text)
             one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(_DENIED.sub("", text))
             known = len(bits) == 2
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
-            if one and len(held) == len(bits) == 2 and all(b.exact for b in held):
+            if one and len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
                 yield from _beyond(large, small, bits, known and some is not both, 1.08)
     for grid in report.grids:

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from statistics import median_high
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 
-_STAMP = re.compile(r"(?<![\d:])(?:(\d{4})[-/](\d\d)[-/](\d\d)[T ])?(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(?![\d:])")
-_ELAPSED = re.compile(
+_STAMP = regex(r"(?<![\d:])(?:(\d{4})[-/](\d\d)[-/](\d\d)[T ])?(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(?![\d:])")
+_ELAPSED = regex(
     r"(?i)\b(?:elapsed|total (?:run ?)?time|finished in|done in|took|wall[- ]?(?:time|clock)(?: time)?)\b"
     r"(?:(?: from (?:launch|start|first \w+) to \w+)?[:= ]*)(?:(?P<hours>\d+\.\d+) ?h(?:ours?|rs?)?\b\W*$|"
     r"(?:(?P<h>\d+) ?h\w* ?)?(?:(?P<m>\d+) ?m(?:in\w*)? ?)?(?P<s>\d+(?:\.\d+)?) ?s(?:ec\w*)?\b\W*$)"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import NUMBER, printed
+from expertile.audit.pattern import regex
 from expertile.audit.report import Report
 from expertile.audit.units import match_unit
 
@@ -16,29 +17,29 @@ _UNIT = r"%|[xX](?![\w(]| ?\d)|(?![xX]\b)[A-Za-zµμ](?:[A-Za-zµμ/]|-(?=[a-z])
 _ATOM = rf"(?P<n>{NUMBER})(?: ?(?:\^|\*\*) ?(?P<power>\d+(?:\.\d+)?))?(?: ?(?P<unit>{_UNIT}))?"
 _SIGN = r"(?: ?[*/×÷·] ?| [xX] | ?\+ ?| [-−–] )"
 _TERM = rf"\(*{re.sub(r'[?]P<[a-z]+>', '?:', _ATOM)}\)*"
-_SIDE = re.compile(rf"{_TERM}(?:{_SIGN}{_TERM})*")
-_EQUALS, _TOKEN = re.compile(r" ?= ?"), re.compile(rf"{_ATOM}|[()]|{_SIGN}")
+_SIDE = regex(rf"{_TERM}(?:{_SIGN}{_TERM})*")
+_EQUALS, _TOKEN = regex(r" ?= ?"), regex(rf"{_ATOM}|[()]|{_SIGN}")
 # "1/16/256 elements" is a list, "14/14 models × 2" no quotient.
-_NO_SUM = re.compile(r"\d/\d+/\d|\d/\d+ [A-Za-z]+ ?[*x×·]")
+_NO_SUM = regex(r"\d/\d+/\d|\d/\d+ [A-Za-z]+ ?[*x×·]")
 _SPELL = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹·×÷−–xX", "0123456789**/--**")
 # "N × 3 / 4" and "sqrt(16 × 4)" are not made of the numbers alone; nor is "= 2 × M".
-_PART_OF = re.compile(r"\b(?:over|by|per) $|[<>≤≥] ?$|[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
-_GOES_ON = re.compile(r" ?[*×/÷·^(] ?\w?|\w| ?[+−-] ?[A-Za-z(]")
+_PART_OF = regex(r"\b(?:over|by|per) $|[<>≤≥] ?$|[\w.,)\]]$|[*×/÷·+^−-] ?$| [xX] $|\d ?, ?$|[(\[]\w+, ?$")
+_GOES_ON = regex(r" ?[*×/÷·^(] ?\w?|\w| ?[+−-] ?[A-Za-z(]")
 # Where units stand beside the figures their prefixes are not spelled out: decimal steps, binary ones, bits, the clock.
 _STEPS = [10.0 ** (3 * k) for k in range(-6, 7)]
 _BINARY = [s * 1.024**j * b for s in _STEPS for j in range(-4, 5) for b in (1, 8, 0.125)]
 _CLOCK = [s * c**e for s in _STEPS for c in (60, 3600, 86400, 24) for e in (1, -1)]
-_WHOLE = re.compile(r"(?:[Bb](?:ytes?|its?)?|GPUs?|layers|heads|tokens)?")
+_WHOLE = regex(r"(?:[Bb](?:ytes?|its?)?|GPUs?|layers|heads|tokens)?")
 # "2 × 32 × 8 × 128 × 2 bytes, in other words 512 KiB"
-_SPOKEN = re.compile(r"(?<=[\w)]),? (?:in other words|i\.e\.,?|that is|which (?:is|makes|gives)|or) (?=\d)")
-_BYTES = re.compile(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
-_SPACED = re.compile(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d|[.,]\d)")  # "65 536 x 32 = 2 097 152"
-_SAME = re.compile(
+_SPOKEN = regex(r"(?<=[\w)]),? (?:in other words|i\.e\.,?|that is|which (?:is|makes|gives)|or) (?=\d)")
+_BYTES = regex(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
+_SPACED = regex(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d|[.,]\d)")  # "65 536 x 32 = 2 097 152"
+_SAME = regex(
     r"(?i)[\s,;~≈]*(?:=|i\.e\.,?|that is|which (?:is|makes|gives)|or|in other words,?|thus)[\s~≈(]*| ?\([~≈]?"
 )
 # What is off where a unit was mistaken: bits for bytes, a wrong prefix, and, of a binary one, 1.024 times itself.
-_MISTAKEN, _BINARY_UNIT = (8.0, 1000.0, 1024.0, 1e6), re.compile(r"[KMGT]iB")
-_HOURS = re.compile(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
+_MISTAKEN, _BINARY_UNIT = (8.0, 1000.0, 1024.0, 1e6), regex(r"[KMGT]iB")
+_HOURS = regex(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
 
 class _Side(NamedTuple):

@@ -14,11 +14,12 @@ from types import CodeType
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, si
 from expertile.audit.interval import Interval, exact
+from expertile.audit.pattern import regex
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.named import Named, named
 from expertile.audit.rules.published import ASK, FORMULAS, FUNCTIONS, HOLDS, Formula
 
-_PART = re.compile(r"\b(?:train|val|valid|test|eval)\b")
+_PART = regex(r"\b(?:train|val|valid|test|eval)\b")
 _FAR = 40.0  # off by more, a figure is of something else
 
 

@@ -5,26 +5,27 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from expertile.audit.facts import facts
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.device import DTYPES, SPARSE_SHEET, Device, generous_peak
 
 # "61 x 12.9 GB = 787 GB/s": what follows is worked out, not measured.
-EQUATION = re.compile(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
-_LIMIT = re.compile(
+EQUATION = regex(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
+_LIMIT = regex(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
     r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
     r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a percentage one of a peak.
-SHARE = re.compile(
+SHARE = regex(
     r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
 )
-_ON_ONE = re.compile(
+_ON_ONE = regex(
     r"(?i)\b(?:everything|all (?:numbers|figures|runs))\b[^.;]{0,40}\b(?:single|one)\W+(?:gpu|card|device)\b"
 )
-SHOWN = re.compile(
+SHOWN = regex(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"
 )
 

@@ -7,23 +7,24 @@ from collections.abc import Iterator
 
 from expertile.audit.facts import NUMBERS, size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, own_words
 from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made
 from expertile.audit.units import RATES, TIMES, TYPED
 
-_ALL = re.compile(
+_ALL = regex(
     r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
     r"\b(?:every|all|each|always|any|throughout|no exceptions?)\b|"
     r"\b(?:every|all|always|each|never)\b[^.;]{0,50}\b(?:faster|quicker|better|ahead|beats?|wins?|slower)\b"
 )
-_NOT_ALL = re.compile(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
+_NOT_ALL = regex(r"(?i)\b(?:almost|nearly|not|most|except|but|other than|apart from|above|below|larger)\b")
 _WORDS = NUMBERS | {"one": "1"}
 _COUNT = rf"\d+|{'|'.join(_WORDS)}"
-_OF = re.compile(rf"(?i)\b(?P<n>{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>{_COUNT})\b(?! ?%)")
-_WON = re.compile(r"(?i)\b(?:ahead|wins?|won|faster|beats?|better|slower|loses?|lost|behind|outperforms?)\b")
-_BY = re.compile(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significant|other|both|each|either|except")
+_OF = regex(rf"(?i)\b(?P<n>{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>{_COUNT})\b(?! ?%)")
+_WON = regex(r"(?i)\b(?:ahead|wins?|won|faster|beats?|better|slower|loses?|lost|behind|outperforms?)\b")
+_BY = regex(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significant|other|both|each|either|except")
 _MEASURE = (
     (r"throughput|speed|rate", ("tokens_per_s", "items_per_s", "rate")),
     (r"latenc|time|duration", TIMES),
@@ -31,12 +32,10 @@ _MEASURE = (
     (r"bandwidth", ("bandwidth",)),
 )
 _SAID = r"(?i)\W*(?:\d[\d:.T/-]*[])]?\s+){0,3}(?:@?[a-z][\w.-]*(?: \w+)?: )?\W*"  # "[10:05] ann: before: 61 GB"
-_BEFORE = re.compile(rf"{_SAID}(?:before|old|was|main|master|baseline)\b")
-_AFTER = re.compile(rf"{_SAID}(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
-_OTHER_PART = re.compile(
-    r"\b(?:on top|addition|another|activation|gradient|optimi[sz]er|kv|cache|weights|buffer|layer)"
-)
-_ENDS = re.compile("[,;:(]")
+_BEFORE = regex(rf"{_SAID}(?:before|old|was|main|master|baseline)\b")
+_AFTER = regex(rf"{_SAID}(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
+_OTHER_PART = regex(r"\b(?:on top|addition|another|activation|gradient|optimi[sz]er|kv|cache|weights|buffer|layer)")
+_ENDS = regex("[,;:(]")
 
 
 def changes(report: Report) -> Iterator[Finding]:
@@ -87,7 +86,7 @@ def won(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     beside = any(first <= q.start < last for q in row.of("ratio", "percent"))
     every = first < last and not beside and not _NOT_ALL.search(row.text[first:last])
     m = _OF.search(row.text) if _WON.search(row.text) else None
-    for g in grids:
+    for g in grids if every or m else ():
         pairs = _pairs(g)
         less = [(x, y) for _, x, y in pairs if x.value.hi < y.value.lo]
         more = [(x, y) for _, x, y in pairs if x.value.lo > y.value.hi]

@@ -10,6 +10,7 @@ from functools import lru_cache
 from expertile.audit.facts import BITS
 from expertile.audit.finding import IMPOSSIBLE, QUESTION, UNIT_OF, Finding, Lines, finding, si
 from expertile.audit.interval import FAR, Interval, exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
@@ -18,36 +19,36 @@ from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
 # A figure that is no measurement of dense work by one run.
-NO_RUN_OF_ONE = re.compile(
+NO_RUN_OF_ONE = regex(
     r"peak(?!s? at)|theoretical|roofline|\bspec(?!ial|ul)|data ?sheet|\blimit|\bbound\b|spars|2:4|effective|equiv|"
     r"emulat|winograd|strassen|ideal|\bmax(?:imum)?\b|claimed|marketing|\bsol\b|capab|hardware|advertised|"
     r"projected|full square|square counted|\brated\b|boost|would|deliver|offers|provid|\brack|\bpod|supercomput|eflop"
 )
-_CACHED = re.compile(
+_CACHED = regex(
     r"cache|\bl[12]\b|shared|smem|register|nvlink|pci-?e|infiniband|\bib\b|network|disk|ssd|nvme|host|h2d|d2h|"
     r"h->d|p2p|tile|sram|on-chip|movement|bus ?bw|alg ?bw|all-?reduce|all-?gather|nccl|effective|"
     r"logical|equivalent|xgmi|interconnect|bisect|lds|[dt]s?mem|per sm\b"
 )
-_CACHE = re.compile(r"(?i)\W*(?:of )?(?:l[12]|(?:last[- ]level )?cache|shared|smem|llc)\b")  # what follows its size
-_BOARD = re.compile(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
+_CACHE = regex(r"(?i)\W*(?:of )?(?:l[12]|(?:last[- ]level )?cache|shared|smem|llc)\b")  # what follows its size
+_BOARD = regex(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = (
     r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )"
     r"(?<!not\* )(?<!--)flush|rotat|cycl|(?:larger|bigger) than|"
     r"more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
 )
 _STOCK = r"\bstock (?:clock|memory|speed|setting|freq)|\b(?:no|not|without)(?: \w+)? (?:oc\b|over-?clock)"
-_MEMORY = re.compile(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
-_OF_DRAM = re.compile(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
+_MEMORY = regex(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_OF_DRAM = regex(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
 # Beside one GPU of which the number is not stated.
-_SEVERAL = re.compile(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
-_NO_RUN = re.compile(
+_SEVERAL = regex(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
+_NO_RUN = regex(
     r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token|"
     r"sampling|interval|comm\b"
 )
-_WHOLE = re.compile(
+_WHOLE = regex(
     r"(?i)time|latency|duration|elapsed|gemm|matmul|\bmm\b|kernel|blas|torch|triton|cutlass|attention|[=×]|^$"
 )
-_TRAFFIC = re.compile(
+_TRAFFIC = regex(
     r"(?i)traffic|\bmoved|\bread(?:s|ing)?\b|writes\b|written|transferred|\bmoves\b|loaded|\bstream(?:s|ed)\b"
 )
 # What calls the bytes of a table those that every call reads.
@@ -55,32 +56,32 @@ _READ_ALL = (
     r"(?:one|a|each|every) (?:call|launch) (?:has to read|reads)|reads (?:all|each) of it once|"
     r"read once (?:per|for each|in each)"
 )
-_EACH_RUN = re.compile(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
-_SWEEP = re.compile(
+_EACH_RUN = regex(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
+_SWEEP = regex(
     r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
     r"relu|gelu|sweep|saxpy|scale\b"
 )
 _THING = r"(?:\w+ )?(?:update|point|cell|key|element|item|site|lookup)"
-_ITEM_BYTES = re.compile(
+_ITEM_BYTES = regex(
     rf"(?i)\b(\d+)[ -]?(?:bytes|B)\b[^.;\d]{{0,60}}?\b(?:per|for (?:each|every)|each|an?) {_THING}\b|"
     rf"\b(?:each|every|an?) {_THING} (?:reads|moves|needs|touches|takes) (?:at least )?(\d+) ?(?:bytes|B)\b"
 )
-_RESIDENT = re.compile(
+_RESIDENT = regex(
     r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|on.chip|"
     r"cache.resident|in.cache|fits? in (?:the )?l2"
 )
-_IN_CACHE = re.compile(r"(?i)(?<!not )\b(?:l2|cache)[ -]resident")
-_PROMPT = re.compile(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
-_FIRST = re.compile(r"(?i)\bttft\b|time to first token|prefill")
-_REUSED = re.compile(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enabled)|sparse attention|moe|mixture")
-_AT_INTENSITY = re.compile(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
-_NO_DECODE = re.compile(
+_IN_CACHE = regex(r"(?i)(?<!not )\b(?:l2|cache)[ -]resident")
+_PROMPT = regex(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
+_FIRST = regex(r"(?i)\bttft\b|time to first token|prefill")
+_REUSED = regex(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enabled)|sparse attention|moe|mixture")
+_AT_INTENSITY = regex(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
+_NO_DECODE = regex(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
 )
-_MADE = re.compile(r"(?i)\btg ?\d|\bdecod|\bgen(?:erat\w+)?\b")
-_ALONE = re.compile(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
-_STEP = re.compile(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
+_MADE = regex(r"(?i)\btg ?\d|\bdecod|\bgen(?:erat\w+)?\b")
+_ALONE = regex(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
+_STEP = regex(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
 
 
 @lru_cache(maxsize=64)
@@ -112,7 +113,7 @@ class Demand:
 def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     largest = largest_run(report)
-    for row in report.all_rows:
+    for row in (r for r in report.all_rows if r.quantities):
         others = (
             f(row) for f in (_moved_each, _moved, _worked, _by_intensity, _generated, _swept, _updated, _prompted)
         )

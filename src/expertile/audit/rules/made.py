@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from expertile.audit.facts import facts
 from expertile.audit.interval import FIT, Interval, exact, odd_ones, printed
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, quantities, same_statistic
 from expertile.audit.report import Grid
 from expertile.audit.rules.hardware import peaks_of
@@ -24,14 +25,14 @@ Cells = dict[int, Quantity]
 Terms = dict[int, Term]
 Counts = dict[str, dict[int, float]]
 _THOUSANDS = (1e3, 1e6, 1e9, 1e-3, 1e-6, 1e-9)
-_SUM = re.compile(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
-_AVERAGE = re.compile(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
+_SUM = regex(r"(?i)\btotal|\bsum\b|end[ _-]?to[ _-]?end|\be2e\b|overall")
+_AVERAGE = regex(r"(?i)(?:\b|_)(?:mean|avg|average)(?:\b|_)")
 _TOTALS: dict[str, Callable[[list[float]], float]] = {"": sum, "sum": sum, "mean": fmean}
 _TOTALS |= {"median": median, "max": max, "min": min}
 _EXTREMES = {"median": "median", "max": "max", "min": r"min(?:imum)?\b(?!s)"}
-_SUMMARIES = {"sum": _SUM, "mean": _AVERAGE} | {n: re.compile(rf"(?i)^\W*{form}") for n, form in _EXTREMES.items()}
-_RANKED = re.compile(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±|\d\d ?%")
-_OF_PEAK = re.compile(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
+_SUMMARIES = {"sum": _SUM, "mean": _AVERAGE} | {n: regex(rf"(?i)^\W*{form}") for n, form in _EXTREMES.items()}
+_RANKED = regex(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±|\d\d ?%")
+_OF_PEAK = regex(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from expertile.audit.blocks import valued
 from expertile.audit.facts import DIGITS
 from expertile.audit.interval import NUMBER, Interval, exact, printed
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, clean
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
@@ -33,24 +34,24 @@ class Named:
     q: Quantity | None = None
 
 
-_WORDS = re.compile(rf"\b(?:{'|'.join(DIGITS)})\b", re.IGNORECASE)
+_WORDS = regex(rf"(?i)\b(?:{'|'.join(DIGITS)})\b")
 # A figure, what may stand between its key and it, and where its key begins.
-_VALUE = re.compile(rf"(?<![\w.])(?<!\w[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
-_SIGN = re.compile(r"(?:\s*[:=]+>?\s*[(\[]?|\s*\.{3,}\s*|\s+)$")
-_BEGIN = re.compile(r"[,;|{}\"'\]]|\s{2,}|[:=] |: ")
-_WORKED_OUT = re.compile(rf"^\W*(?P<key>[A-Za-z][\w ]*?)(?:\s{{2,}}|\s*:\s)[^=]*\d[^=]*= ?(?P<v>{NUMBER})[^=]*$")
-_BRACKETS = re.compile(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))|\{[^{}]*\}(?= \d)")
+_VALUE = regex(rf"(?<![\w.])(?<!\w[-/:]){NUMBER}(?![\d:]|\.\d|/\d|-\d)")
+_SIGN = regex(r"(?:\s*[:=]+>?\s*[(\[]?|\s*\.{3,}\s*|\s+)$")
+_BEGIN = regex(r"[,;|{}\"'\]]|\s{2,}|[:=] |: ")
+_WORKED_OUT = regex(rf"^\W*(?P<key>[A-Za-z][\w ]*?)(?:\s{{2,}}|\s*:\s)[^=]*\d[^=]*= ?(?P<v>{NUMBER})[^=]*$")
+_BRACKETS = regex(r"\([^()]*\d[^()]*\)(?=\s*(?:[:=]|\.{3}))|\{[^{}]*\}(?= \d)")
 # Nsight Compute's and other columns: name, unit, value.
-_COLUMNS = re.compile(rf"^\s*(?P<key>\S.*?)\s{{2,}}(?P<unit>%|[#A-Za-z][\w/]*)\s{{2,}}(?P<v>{NUMBER})\s*$")
+_COLUMNS = regex(rf"^\s*(?P<key>\S.*?)\s{{2,}}(?P<unit>%|[#A-Za-z][\w/]*)\s{{2,}}(?P<v>{NUMBER})\s*$")
 _NCU = {"cycle": ("cycles", 1.0), "%": ("percent", 0.01)}
 _NCU |= {f"cycle/{p}second": ("cycle/s", s) for p, s in (("n", 1e9), ("u", 1e6), ("", 1.0))}
 _NCU |= {f"{p}second": ("time", s) for p, s in (("n", 1e-9), ("u", 1e-6), ("m", 1e-3), ("", 1.0))}
 _NCU |= {f"{p}byte/block": ("bytes", s) for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6))}
 _NCU |= {"GHz": ("cycle/s", 1e9), "MHz": ("cycle/s", 1e6)}
-_UNIT_END = re.compile(
+_UNIT_END = regex(
     r" (?:[kmgt]?i?b|bytes|[mun]?s|sec(?:onds)?|k?wh?|pct|percent|hours|kj|gb ?/ ?s|mib ?/ ?s|[kmg]?hz|t?flops?)$"
 )
-_MINUTES = re.compile(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
+_MINUTES = regex(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
 
 
 @lru_cache(maxsize=1 << 14)
@@ -149,25 +150,16 @@ def _fits(name: Name, kind: str) -> bool:
     return kind in name.kinds.split() or (kind in ("n", "items", "tokens") and "n" in name.kinds.split())
 
 
-_ANY = re.compile(rf"(?:^|[ /(])(?:{'|'.join(of.key for of in NAMES.values() if of.key != '(?!)')})$")
-_KEYS = {name: re.compile(rf"(?:^|[ /(])(?:{of.key})$") for name, of in NAMES.items()}
-
-
-@lru_cache(maxsize=1 << 14)
-def _names_of(key: str) -> frozenset[str]:
-    """The names that a key may be, with the unit behind it and without."""
-    forms = {key, _UNIT_END.sub("", key)}
-    held = [k for k in forms if _ANY.search(k)]
-    return frozenset(n for n, form in _KEYS.items() if any(map(form.search, held)))
+_KEYS = {name: regex(rf"(?:^|[ /(])(?:{of.key})$") for name, of in NAMES.items()}
 
 
 @lru_cache(maxsize=8)
-def _keyed(report: Report) -> dict[str, list[Named]]:
-    held: dict[str, list[Named]] = defaultdict(list)
-    for f in figures(report):
-        for name in _names_of(f.key):
-            if _fits(NAMES[name], f.kind) and NAMES[name].least <= f.value.mid <= NAMES[name].most:
-                held[name].append(f)
+def _by_key(report: Report) -> dict[str, list[tuple[int, Named]]]:
+    """The figures of each key, numbered; a key is also that without the unit behind it."""
+    held: dict[str, list[tuple[int, Named]]] = defaultdict(list)
+    for i, f in enumerate(figures(report)):
+        for key in {f.key, _UNIT_END.sub("", f.key)}:
+            held[key].append((i, f))
     return held
 
 
@@ -175,8 +167,14 @@ def _keyed(report: Report) -> dict[str, list[Named]]:
 def named(report: Report, name: str) -> tuple[Named, ...]:
     """The report's figures of one of NAMES."""
     of = NAMES.get(name)
-    said = _said(report, of) if of and of.said else ()
-    return (*_keyed(report)[name], *(f for f in said if of and of.least <= f.value.mid <= of.most))
+    if of is None:
+        return ()
+    found = dict[int, Named]()
+    for key, some in _by_key(report).items():
+        fit = [(i, f) for i, f in some if _fits(of, f.kind) and of.least <= f.value.mid <= of.most]
+        found |= fit if fit and _KEYS[name].search(key) else ()
+    said = _said(report, of) if of.said else ()
+    return (*(found[i] for i in sorted(found)), *(f for f in said if of.least <= f.value.mid <= of.most))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
@@ -16,7 +17,7 @@ from expertile.audit.units import RATES
 from expertile.device import DTYPES, NVLINK, PCIE_LANES, generous_peak
 
 # A memory or link right before its limit: "HBM3 (3.35 TB/s)", "LPDDR5 with 68 GB/s".
-NAMED = re.compile(
+NAMED = regex(
     r"(?i)(?:(?:nvlink|pci-?e|hbm|gddr|infiniband|memory|\bnics?|\b[hnex]dr|ethernet)[\w. ]{0,12}\(|\((?:nvlink|"
     r"pci-?e)[\w. ]{0,12} |\b(?:\w*ddr\d|hbm|infiniband|ethernet|[hnex]dr)\w*(?:-\d+)?(?:,| with| at) |^\W*speed: )$"
 )
@@ -32,49 +33,49 @@ _PARTS = {
     "disk": r"nvme|ssd|\bdisk|storage|\bdrive\b|optane",
     "memory": r"hbm|[gd]?dram|\w*ddr\d|vram|(?<!host )(?<!pinned )(?<!pageable )(?<!to gpu )(?<!to device )memory",
 }
-_PART = re.compile("|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())), re.IGNORECASE)
-_COPIED, _ON_DEVICE = re.compile(r"(?i)h2d|d2h|\bhost|pinned"), re.compile(r"(?i)d2d|device.to.device")
-_READ = re.compile(
+_PART = regex("(?i)" + "|".join(f"(?P<p{i}>{form})" for i, form in enumerate(_PARTS.values())))
+_COPIED, _ON_DEVICE = regex(r"(?i)h2d|d2h|\bhost|pinned"), regex(r"(?i)d2d|device.to.device")
+_READ = regex(
     r"(?i)(?<![a-z])(?:direct[ _-]?io|o_direct|cold|uncached|load(?:s|ed|ing)?|checkpoint|safetensors)(?![a-z])"
 )
-_OF_RAM = re.compile(rf"{_COPIED.pattern}|\bgpu|\bram\b|\bdevice|warm|page cache")
-_SEVERAL = re.compile(  # drives, or the memory of a host
+_OF_RAM = regex(rf"{_COPIED.pattern}|\bgpu|\bram\b|\bdevice|warm|page cache")
+_SEVERAL = regex(  # drives, or the memory of a host
     r"(?<!no )(?<!not )(?<!without )\b(?:raid|strip(?:e|ing)|md\d|lvm|zfs|drives|ssds|disks|lustre|weka|gpfs|nfs|ceph|"
     r"beegfs|tmpfs|ram ?disk|/dev/shm)|(?<![\w.])(?:[2-9]|two|three|four|eight) ?[x×]? (?:[\w.-]+ ){0,2}(?:nvme|ssd)"
 )
 # Not what one link or memory carried.
-_OTHER = re.compile(
+_OTHER = regex(
     r"(?i)effective|equivalent|(?<!kv )cached?\b|compress|logical|spars|would|expected|predict|ideal|aggregat|cluster|"
     r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|"
     r"(?<!write)(?<!write-)combined"
 )
 _LINKS = ("PCIe", "NVLink")
-_LINKS_OF = re.compile(
+_LINKS_OF = regex(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
     r"(?: (?:of|at|with|[x×]))?\W*$"
 )
-_OF_ALL = re.compile(
+_OF_ALL = regex(
     r"(?i)^[^,;.]*\b(?:per|each|a|in) (?:direction (?:and|per|of each) )?(?:gpu|gcd|card|device|rank|total|all)\b"
 )
-_OF_LINK = re.compile(r"peak|of|util|effic|theor|line rate")
-_OF_ITS = re.compile(r"\W*(?:out )?of (?:(?:that|this|it)\b|(\d[\d.,]*))")
-_PCIE = re.compile(
+_OF_LINK = regex(r"peak|of|util|effic|theor|line rate")
+_OF_ITS = regex(r"\W*(?:out )?of (?:(?:that|this|it)\b|(\d[\d.,]*))")
+_PCIE = regex(
     r"(?i)(?:pci[- ]?e?(?:xpress)? ?(?:gen)?|\bgen(?= ?[3-6] *x\d)) ?\.?(?P<g>[3-6])(?:\.0)?(?: *[x×] ?(?P<n>\d+))?|"
     r"\b[x×](?P<lanes>\d+),? (?:pci[- ]?e )?gen ?(?P<of>[3-6])"
 )
-_LSPCI = re.compile(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
+_LSPCI = regex(r"(?i)lnksta:? *speed (8|16|32|64)(?:\.0)?gt/s[^,]*, *width x(\d+)")
 _SPEED = {"8": "3", "16": "4", "32": "5", "64": "6"}  # GT/s of each generation
-_PORT = re.compile(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
-_NIC = re.compile(
+_PORT = regex(r"GbE|[Ee]thernet|InfiniBand|\b[HN]DR")
+_NIC = regex(
     r"(?i)(?:connectx|bluefield|\bnics?\b|\bhcas?\b|\badapters?\b|\binfiniband\b)[\w-]*[ ,(]*"
     r"(?:(?:(?:single|dual|one|two|\d)[ -])?ports? |[nhex]dr\d*,? |(?:each|at|of|with|an?|one|single) )*\(?$"
 )
-_ALONE = re.compile(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
-_ONE_NIC = re.compile(r"\b(?:single|one) (?:[\w-]+ )?(?:adapter|nic|port|hca|cable)\b")
-_PORTS = re.compile(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
-_SENT = re.compile(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
-_ONE_PORT = re.compile(r"(?i)\b(?:one|single|1) port\b")
-_OVER = re.compile(r"(?i)\b(?:over|across|through|via)\b")
+_ALONE = regex(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
+_ONE_NIC = regex(r"\b(?:single|one) (?:[\w-]+ )?(?:adapter|nic|port|hca|cable)\b")
+_PORTS = regex(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
+_SENT = regex(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
+_ONE_PORT = regex(r"(?i)\b(?:one|single|1) port\b")
+_OVER = regex(r"(?i)\b(?:over|across|through|via)\b")
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
 
 

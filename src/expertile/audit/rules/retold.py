@@ -11,6 +11,7 @@ from statistics import median_high
 from expertile.audit.facts import NUMBERS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.records import digits
 from expertile.audit.report import Grid, Report, Row
@@ -22,44 +23,42 @@ from expertile.audit.rules.told import APART, OUTCOME, change_of, direction, may
 from expertile.audit.rules.totals import MEAN, ON_AVERAGE, may_come_to, weighted
 from expertile.audit.units import RATES, TIMES, TYPED
 
-_BEST = re.compile(
+_BEST = regex(
     r"(?i)\bup to|\bpeak|\bbest|\bmax|\bhighest|reach|\bhits?\b|sustain|achiev|\bat most|fastest|as high as|largest"
 )
-_UP_TO = re.compile(
+_UP_TO = regex(
     r"(?i)\b(?:(?:up to|as much as)(?: an?)?|max(?:imum|imal)? (?:speed-?up|gain|improvement) of|"
     r"between [\d.,]+ ?[x×%]* ?(?:and|to))\W*$"
 )
-_GAINED = re.compile(r"(?i)gain|improve|speed-?up|faster|sav|reduc")
-_SUPERLATIVE = re.compile(r"peak|max(?:imum|imal)?(?= (?:speed-?up|gain|improvement))")
-_TIMES_THE = re.compile(r"\W*times (?:the|as) ")
-_SHARE = re.compile(r"(?i)utili[sz]ation|\bmfu\b")
-_EARLIER = re.compile(
+_GAINED = regex(r"(?i)gain|improve|speed-?up|faster|sav|reduc")
+_SUPERLATIVE = regex(r"peak|max(?:imum|imal)?(?= (?:speed-?up|gain|improvement))")
+_TIMES_THE = regex(r"\W*times (?:the|as) ")
+_SHARE = regex(r"(?i)utili[sz]ation|\bmfu\b")
+_EARLIER = regex(
     r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
     r"was at|previously)\b"
 )
-_CALLS = re.compile(
+_CALLS = regex(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
-_OFF_TIME = re.compile(r"(?i)^\W*(?:off|less|shorter|reduction \w\w|lower)\b[^.;]*\b(?:time|latency|hours|duration)\b")
-_LEFT_OUT = re.compile(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
-_WHOLE = re.compile(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
+_OFF_TIME = regex(r"(?i)^\W*(?:off|less|shorter|reduction \w\w|lower)\b[^.;]*\b(?:time|latency|hours|duration)\b")
+_LEFT_OUT = regex(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
+_WHOLE = regex(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 _SLIPS = (1e3, 1e-3)
 _ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
-_OVER = re.compile(
-    r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|un-?weighted|the \w+ \w+s above)\b"
-)
+_OVER = regex(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|un-?weighted|the \w+ \w+s above)\b")
 
 
 def retold(report: Report) -> Iterator[Finding]:
     """Each sentence against the tables within forty lines of it, and the direction of its own ratios."""
-    tables = [g for g in report.tables if 1 < len(g.rows) < 60]
+    spans = [(g, {r.line for r in g.rows}) for g in report.tables if 1 < len(g.rows) < 60]
     in_tables = {row.line for grid in report.tables if not grid.drawn for row in grid.rows}
     for row in report.lines_of_text:
         yield from direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
         if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
             continue
-        above = [g for g in tables if min(abs(r.line - row.line) for r in g.rows) < 40]
+        above = [g for g, lines in spans if min(abs(n - row.line) for n in lines) < 40]
         long = [g for g in above if len(g.body) > 2]
         bound = any(not q.exact for q in row.of("ratio"))
         near = [g for g in above if g.drawn] or [g for g in above if bound or _named(g, row, row.text)]
@@ -68,7 +67,7 @@ def retold(report: Report) -> Iterator[Finding]:
         if earlier:
             continue
         yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
-        yield from _grown(row, above)
+        yield from _grown(row, above) if len(row.quantities) > 2 else ()
         yield from headlines.won(row, long)
         for q in (q for q in row.quantities if q.value.mid):
             if q.exact and q.text[0] not in "+-−":

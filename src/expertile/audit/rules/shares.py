@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import SHARE, formats_of, gpu_counts, on_sheet, own_words, peaks_of
@@ -12,22 +13,22 @@ from expertile.audit.rules.terms import parameters
 from expertile.device import DTYPES, generous_peak
 
 # What calls a figure a peak.
-_PEAK = re.compile(r"peak(?!s? at|ed)|theoret|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d")
-_OFFERS = re.compile(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
-_OF = re.compile(
+_PEAK = regex(r"peak(?!s? at|ed)|theoret|roofline|max(?:imum)?\b|spec(?!ial|ul)|rated|limit|up to|of \(?$|\bof \d")
+_OFFERS = regex(r"(?i)\b(?:offers?|provides?|delivers?|has|gives?|does)\b")
+_OF = regex(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
     r"\w+'s)\W*)*"
 )
-_MFU = re.compile(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
+_MFU = regex(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
 # What no more than 100 % can be of.
-_OF_ALL = re.compile(
+_OF_ALL = regex(
     rf"{_MFU.pattern}|\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<!cpu )(?<!core )utili[sz]ation"
 )
-_REDUCED = re.compile(
+_REDUCED = regex(
     r"(?i)(?<!not )(?<!not be )(?<!n.t )\b(?:reduc\w+|lower(?:s|ed)|decreas\w+|shr[aiu]nk\w*|cuts?|dropp?\w*|fell|"
     r"falls)\b(?: (?!and\b|speed)[a-z-]+){0,6} by $"
 )
-_PART_OF = re.compile(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
+_PART_OF = regex(r"\W*(?:out )?of \d")  # "1.7 TB/s of 2.0 TB/s"
 
 
 def _of(row: Row, p: Quantity, base: Quantity) -> bool:
@@ -145,7 +146,7 @@ def _mfu(row: Row) -> Iterator[Finding]:
 
 def sparse_peaks(report: Report) -> Iterator[Finding]:
     """A peak with structured sparsity, stated where the report never speaks of sparsity; "dense" makes it certain."""
-    for row in (r for r in report.all_rows if len(r.devices) == 1):
+    for row in (r for r in report.all_rows if r.of("rate") and len(r.devices) == 1):
         for q in row.of("rate"):
             formats, part = formats_of(q, row) or row.stated("formats"), row.clause(q).lower()
             dense_of = re.search(r"dense|(?:no|without) (?:\w+ )?spars", f"{q.words} {part}")

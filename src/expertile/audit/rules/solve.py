@@ -9,6 +9,7 @@ from math import prod
 
 from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION
@@ -17,19 +18,19 @@ from expertile.audit.rules.work import ONE, Term, total_of
 from expertile.audit.units import UNTYPED, product
 
 Held = tuple[list[Term], ...]
-_ONE_WAY = re.compile(
+_ONE_WAY = regex(
     r"(?i)to (?:the )?(?:device|gpu|host|cpu)|h2d|d2h|\bmove[sd]\b|traffic|transferred|copied|"
     r"\b(?:read|load)(?:s|ing)?\b"
 )
-_BOTH_WAYS = re.compile(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
-_HENCEFORTH = re.compile(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
-_BOTH = re.compile(r"(?i)\b(?:both|total|in all)\b")
-WALL = re.compile(
+_BOTH_WAYS = regex(r"(?i)read ?(?:and|\+|&|/|plus) ?writ|\br\+w\b|\brw\b|\bcopy\b(?! to| from)")
+_HENCEFORTH = regex(r"(?i)\W*(?:th(?:at|is|us)|which|hence|therefore|so)\b")
+_BOTH = regex(r"(?i)\b(?:both|total|in all)\b")
+WALL = regex(
     r"(?i)^(?!.*(?:mean|avg|average|p\d\d|median|(?<!total[_ ])latency|delta))"
     r".*(?:duration|elapsed|wall|time|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted|"
     r"train\w*[ _](?:hours|days))"
 )
-_SIDE = re.compile(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
+_SIDE = regex(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
 
 
 def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
@@ -51,7 +52,7 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 def rows(report: Report) -> Iterator[Finding]:
     """Where one of its figures stands in the sentences around it asks."""
     small = [row for grid in report.tables for row in grid.rows if len(grid.rows) < 3 or row.of("$/token", "$/item")]
-    for whole in (*report.rows, *small):
+    for whole in (r for r in (*report.rows, *small) if r.quantities):
         for row in whole.parts():
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):

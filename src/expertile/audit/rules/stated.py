@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding
+from expertile.audit.pattern import regex
 from expertile.audit.records import Named, Record, digits, records, words
 from expertile.audit.report import Report
 
 _NAME = r"[A-Za-zµ][\w.]*(?:[ -][A-Za-z]\w*){0,2}"
 _OPERAND = rf"(?:{_NAME}|\d+(?:\.\d+)?)"
-_FORMULA = re.compile(
+_FORMULA = regex(
     rf"(?P<of>{_NAME}) ?(?:=|\bis\b|:=|: [\w ,]{{0,40}}\b(?P<told>computed as)) ?"
     rf"(?P<by>\(*{_OPERAND}\)*(?:(?: ?[*/×÷+] ?| [-−–] )\(*{_OPERAND}\)*)+)(?![\w(]| ?[=*/]| \((?!\w{{1,4}}\)))"
 )
-_TOKEN = re.compile(rf"{_OPERAND}|[-+*/()×÷−–]")
+_TOKEN = regex(rf"{_OPERAND}|[-+*/()×÷−–]")
 _SIGNS = str.maketrans("×÷−–", "*/--")
 _STEPS = (1.0, 100.0, 0.01)
-_MARKS = re.compile(r"(?<=\S)[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
+_MARKS = regex(r"(?<=\S)[`*_]{1,2}(?=[\s).,;]|$)|(?<=\s)[`*]{1,2}(?=\w)|^[`*]+")
 
 
 def stated(report: Report) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
+from expertile.audit.pattern import regex
 from expertile.audit.records import (
     Named,
     Record,
@@ -46,9 +47,9 @@ _NAMES |= {"fastest": "best", "slowest": "worst"}
 _MIDDLE = ("mean", "geomean", "median")
 _FILLER = {*re.findall(r"\w+", "time times took takes of the all over value runs run samples latency overall result")}
 _PART = {"without", "excl", "excluding", "after", "warm", "warmup", "up", "steady", "first", "skipping", "ignoring"}
-_SOME = re.compile(r"(?i)trim|outlier|select|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weight|moving|running|ema\b")
-_LISTED = re.compile(r"(?i)\b(?:listed|shown|above|these)\b")
-_WARM = re.compile(r"(?i)warm|discard|exclud|skip|steady|first")
+_SOME = regex(r"(?i)trim|outlier|select|subset|excerpt|\bcut\b|omit|dropped|\.\.\.|…|weight|moving|running|ema\b")
+_LISTED = regex(r"(?i)\b(?:listed|shown|above|these)\b")
+_WARM = regex(r"(?i)warm|discard|exclud|skip|steady|first")
 _SPELL = {"latencies": ("latency",), "busbw": ("bus", "bandwidth"), "algbw": ("alg", "bandwidth"), "bw": ("bandwidth",)}
 
 

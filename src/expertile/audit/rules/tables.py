@@ -10,16 +10,17 @@ from statistics import median_high
 from expertile.audit.facts import size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval, exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import RATIO, Quantity, same_statistic
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.made import Cells, Made, printed_as, products, quotients, shares, sources_of, summaries
 from expertile.audit.rules.terms import drafts
 from expertile.audit.units import RATES, TYPED
 
-_PART = re.compile(
+_PART = regex(
     r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
 )
-_NO_QUOTIENT = re.compile(r"(?i)\bhit|\boccup|active|stall|utili[sz]")  # counters of a profiler
+_NO_QUOTIENT = regex(r"(?i)\bhit|\boccup|active|stall|utili[sz]")  # counters of a profiler
 _COUNTED, _TIMED = ("tokens", "items", "params"), ("time", "s_per_item")
 # What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
 _WAYS: dict[str, Callable[[Interval], Interval]] = {
@@ -29,8 +30,8 @@ _WAYS: dict[str, Callable[[Interval], Interval]] = {
     "³": lambda x: x * x * x,
     " log": lambda x: x * math.log(x.mid),
 }
-_FASTER = re.compile(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
-_SCOPE = re.compile(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
+_FASTER = regex(r"(?i)speed-?[ _]?up|faster|slow-?[ _]?down")
+_SCOPE = regex(r"(?i)e2e|end.to.end|overall|total|whole|train|step|model|app")  # of more than the column beside
 
 
 def columns(report: Report) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.interval import exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
@@ -30,15 +31,15 @@ _SHARED = (
 COMMS = r"(?i)nccl|rccl|all-?(?:reduce|gather)|\bgpus|\bbus\b|bus ?b|B (?:per|on each|from each|for each) rank"
 _ONE_PASS = r"(?i)ttft|first token|prefill|prompt|concurren|users?\b|p9\d|std"
 # The directions of a link.
-ONE_WAY = re.compile(
+ONE_WAY = regex(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|"
     r"(?:per|one|each|je) (?:direction|way|richtung)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
     r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?bw|reads? from|writes? to|"
     r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
-BOTH_WAYS = re.compile(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->|\bbeid(?:e|seit)")
-IF = re.compile(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
+BOTH_WAYS = regex(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->|\bbeid(?:e|seit)")
+IF = regex(r"(?i)\W*(?:if|suppose|assum\w+|imagine)\b")
 NO_RENT = r"(?i)storage|egress|licen[cs]e|electric"
 GIB, _PASSES = (1.0, 1.0737, 1 / 1.0737, 1.0486, 1 / 1.0486), (2.0, 0.5, 3.0, 1 / 3, 4.0, 1.5, 2 / 3)
 # The figure that follows from the others, where several may.
@@ -48,50 +49,50 @@ _DERIVED = re.findall(
     "power s_per_token s_per_item gpu*s bytes tokens flop time",
 )
 # Rates that are no work over the whole time.
-_DONE = re.compile(r"(?i)really|actual|executed|issued|non-?zero")
-_NO_MEAN = re.compile(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
-_REST = re.compile(r"(?i)\W*(?:(?:for|of) (?:the )?(?:rest|others?|headroom|slack)|(?:are |is )?(?:left|free|spare))\b")
-_MORE = re.compile(
+_DONE = regex(r"(?i)really|actual|executed|issued|non-?zero")
+_NO_MEAN = regex(r"(?i)^\W*(?:peak|max)\b|configured|target|offered|scheduled|\|peak")
+_REST = regex(r"(?i)\W*(?:(?:for|of) (?:the )?(?:rest|others?|headroom|slack)|(?:are |is )?(?:left|free|spare))\b")
+_MORE = regex(
     r"(?i)\b(?:add(?:s|ed|ing)?|sav(?:es?|ed|ing))\W+(?:(?:only|just|about|another|some)\W+)?$"
 )  # "adds 9 us"
 _HELD = r"usage|alloc|vram|footprint|peak|model|param|\bweights\b|cache|reserved|chunk|batch|buffer"
 # "14 GB in 2 s = 7 GB/s", "9.8 ms for 4 GB, that is 400 GB/s"
-WRITTEN = re.compile(
+WRITTEN = regex(
     r"(?i)\b(?:[KMGT]i?B|[munµ]?s)\b[^;]{0,30} (?:in|per|over|takes|took|needs|for)\b[^;]{2,30}"
     r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
 )
 # Models of which not every parameter is used, or not as often as 6·N says.
-_SPARSE = re.compile(
+_SPARSE = regex(
     r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
     r"offload|spars|gpt-?oss|deepseek"
 )
-_DRAFTED = re.compile(
+_DRAFTED = regex(
     r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
 )
-_ABSENT = re.compile(
+_ABSENT = regex(
     r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*|\b\w+\"?: (?:null|none|false|off)\b"
     r"|(?m:^[^:\n]{0,60}: \W*(?:none|off|disabled)\b)"
 )
-_PARAMS = re.compile(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
+_PARAMS = regex(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 # "params: 6738415616"
-_COUNT = re.compile(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
-MODEL = re.compile(
+_COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
+MODEL = regex(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
     r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
 )
-SINGLE = re.compile(
+SINGLE = regex(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
     r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
 )
 _USED = (
-    re.compile(r"(?<![\w.])(\d[\d.]*)(?: ?b)? of (?:the )?\d[\d.]* ?b (?:param\w* )?(?:are )?active"),
-    re.compile(r"(?<![\w.])(?<!of )(?<!of the )(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"),
-    re.compile(r"-a(\d+(?:\.\d+)?)b\b"),
+    regex(r"(?<![\w.])(\d[\d.]*)(?: ?b)? of (?:the )?\d[\d.]* ?b (?:param\w* )?(?:are )?active"),
+    regex(r"(?<![\w.])(?<!of )(?<!of the )(\d+(?:\.\d+)?) ?b (?:param\w* )?(?:are )?active"),
+    regex(r"-a(\d+(?:\.\d+)?)b\b"),
 )
-_FILE = re.compile(r"(?i)\bi?q[2-8]_\w+|gguf|safetensors|\b(?:awq|gptq|exl2)\b")
-_OF_WEIGHTS = re.compile(r"(?i)\b(\w+) weights\b")
-_WEIGHTS = re.compile(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
+_FILE = regex(r"(?i)\bi?q[2-8]_\w+|gguf|safetensors|\b(?:awq|gptq|exl2)\b")
+_OF_WEIGHTS = regex(r"(?i)\b(\w+) weights\b")
+_WEIGHTS = regex(r"(?i)weights?|checkpoint|\bfile\b|gguf|\bmodel\b|param|\bq\d_\w+ ?\($")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.interval import NUMBER, ODD, Interval, exact, printed
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
@@ -18,7 +19,7 @@ from expertile.audit.rules.made import printed_as
 from expertile.audit.rules.tables import wrong
 from expertile.audit.units import RATES, TIMES, TYPED
 
-_FROM = re.compile(
+_FROM = regex(
     r"(?i)\bfrom\b.*\bto\b|→|(?<!-)->|\bvs\.?\b|\bversus\b|compared (?:to|with)|instead|\bagainst\b|(?:down|up) to|"
     r"\bthan\b"
 )
@@ -27,44 +28,44 @@ _GAINS = (
     r"\b(?:down|up)\b(?! to)|beat|outperform|buys|yields|better|shorten|sooner|quicker|smaller|\bcut|\bcosts?\b|"
     r"\badds?\b|sav)"
 )
-OUTCOME, _CHANGE = re.compile(rf"(?i){_GAINS}"), re.compile(rf"(?i)^\W*{_GAINS}")
-_SPEED = re.compile(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
-_SIZE = re.compile(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
-_THAN = re.compile(r"(?i)\b(?:than|over|vs)\b")
-_LESS = re.compile(r"(?i)drop|\bdown\b|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell|shr[aiu]nk")
-_BY = re.compile(r"(?i)\bby\W*$")
-_ROSE = re.compile(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)[^.;]{0,24}\bby\W*$")
-_NO_RATIO = re.compile(
+OUTCOME, _CHANGE = regex(rf"(?i){_GAINS}"), regex(rf"(?i)^\W*{_GAINS}")
+_SPEED = regex(r"(?i)concurren|speed|faster|slower|latency|throughput|\btime")
+_SIZE = regex(r"(?i)memory|vram|size|resource|gpus|power|energy|cost")
+_THAN = regex(r"(?i)\b(?:than|over|vs)\b")
+_LESS = regex(r"(?i)drop|\bdown\b|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell|shr[aiu]nk")
+_BY = regex(r"(?i)\bby\W*$")
+_ROSE = regex(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)[^.;]{0,24}\bby\W*$")
+_NO_RATIO = regex(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
-_SHARES_OF = re.compile(
+_SHARES_OF = regex(
     r"(?i)(?:percent(?:age)?|%|shares?|fractions?) of (?:the |its |their )?(?:\w+ )?(?:rate|peak|limit)\b[^.]*:(?: |$)"
 )
-APART = re.compile(
+APART = regex(
     r"(?i)\bcould|\bwould|theor|expect|claim|paper|(?<!\d )report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previ|"
     r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
 )
-_OF_OTHER = re.compile(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
-_WORD = re.compile(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
-_PARTIAL = re.compile(r"(?i)sav|differ|delta|reduc|overhead")
+_OF_OTHER = regex(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
+_WORD = regex(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
+_PARTIAL = regex(r"(?i)sav|differ|delta|reduc|overhead")
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
-_MANY_MORE = re.compile(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
-_SCALED = re.compile(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
+_MANY_MORE = regex(rf"(?i)\b(\d+)(?: times|[x×]) (?:the|as many|more) (?:resources|hardware|{_UNITS})")
+_SCALED = regex(rf"(?i)\b(\d+) (?:(?:to|→|->|vs\.?) |{_UNITS}[^.;]*?[ (])(\d+) {_UNITS}")
 _COMPARED = (*TYPED, "params", "tokens", "items", "money", "energy", "power", "flop")
 # What says that a ratio compares the figures before it.
-_COMPARES = re.compile(
+_COMPARES = regex(
     rf"(?i){_GAINS}[^|]{{0,24}}\||\bby\W*\||of which [^.;|]*\||\|[^|]{{0,12}}{_GAINS}|\|,? from |"
     r"\| ?(?:(?:times )?as (?:many|much|large|high)|the (?:\w+ )?(?:throughput|speed|"
     r"rate|bandwidth|load|traffic|capacity|performance)\b)|"
     r"\| of (?:the|a|each|every|its|this|that|one) (?:\w+ )?(?:step|time|run|request|iteration|call|epoch)"
 )
 # "fell from 19 to 11 ms, and the time in all-to-all by 47 %"
-_OF_NEXT = re.compile(r"\band \w+ [^%]*?\w+ \w+ (?:by )?$")
-_OF_ANOTHER = re.compile(r"\b(?:and|while|whereas|but) (?:the|its|their|our|that)\b[^;%]*\bby $")
-_FASTER = re.compile(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
-_NAMED = re.compile(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
-_PLUS = re.compile(r"^[^,;]*(?:\bplus\b|\+)[^,;]*$")  # "64 MiB of values plus 8 MiB of indices"
-_BARE = re.compile(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
+_OF_NEXT = regex(r"\band \w+ [^%]*?\w+ \w+ (?:by )?$")
+_OF_ANOTHER = regex(r"\b(?:and|while|whereas|but) (?:the|its|their|our|that)\b[^;%]*\bby $")
+_FASTER = regex(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
+_NAMED = regex(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
+_PLUS = regex(r"^[^,;]*(?:\bplus\b|\+)[^,;]*$")  # "64 MiB of values plus 8 MiB of indices"
+_BARE = regex(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
 
 
 def mid(q: Quantity) -> float:
@@ -238,7 +239,7 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         if not size and (sure or known or not _THAN.search(q.after[:24])):
             # Where the sentence has two ratios, the other must follow.
             follow = [o for o in said if o is not q and two and _either(o, two[0], two[1])]
-            if re.search(_OF_NEXT if follow else _OF_ANOTHER, head[several[-1][-1].end :]):
+            if (_OF_NEXT if follow else _OF_ANOTHER).search(head[several[-1][-1].end :]):
                 continue  # "by 96 %, from 870 to 34 us, and improved the latency by 6 %"
             if any(q.end < o.start < several[-1][-2].start for o in follow):
                 continue  # "20 % smaller and takes 89x as long (55 s and 0.62 s)"

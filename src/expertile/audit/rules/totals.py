@@ -10,27 +10,28 @@ from collections.abc import Iterator
 from expertile.audit.facts import NUMBERS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import FIT, ODD, Interval
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, on_sheet
 from expertile.audit.units import TYPED, unit_of_name
 
-_TOTAL = re.compile(
+_TOTAL = regex(
     r"(?i)\btotal\b|^\W*(?:whole|full|entire) \w+\W*$|\bsum\b|\b(?:al)?together\b|\bin all\b|"
     r"adds? up to|end[- ]to[- ]end"
 )
-_IN_ALL = re.compile(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
-ON_AVERAGE = re.compile(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
-MEAN = re.compile(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
+_IN_ALL = regex(r"(?i)\W{0,2}(?:in total|total|altogether|in all)\W*(?:$|[.,;)])")
+ON_AVERAGE = regex(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
+MEAN = regex(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
-_HIDDEN = re.compile(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_RATIOS = re.compile(r"(?i)ratio|speed|gain|rel|norm|eff|per(?![a-z])|/|\brate|%|(?<![a-z])x(?![a-z])|mean|avg|intens")
-_PART_OF = re.compile(
+_HIDDEN = regex(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
+_RATIOS = regex(r"(?i)ratio|speed|gain|rel|norm|eff|per(?![a-z])|/|\brate|%|(?<![a-z])x(?![a-z])|mean|avg|intens")
+_PART_OF = regex(
     r"\s*(?:\||<tr\b[^>]*>\s*<td\b[^>]*>)\s*(?:&nbsp;|&emsp;|\u00a0|[└├↳]|[-–·] |of which\b)"
 )  # of the row above
 _ADDS = ("time", "bytes", "percent", "gpu*s", "money", "energy")
-_EXPECTED = re.compile(r"(?i)\b(?:expected|estimated|predicted) (?:peak|total|memory|footprint|time)")
-_NO_PART = re.compile(
+_EXPECTED = regex(r"(?i)\b(?:expected|estimated|predicted) (?:peak|total|memory|footprint|time)")
+_NO_PART = regex(
     r"(?i)\b(?:per|avg|average|mean|median|p\d\d|std|min|max|peak|used|free|alloc\w*|reserved|ttft|tpot|itl|latency|limit|"
     r"capacity|budget|baseline|before|after|old|new|ours|iter\w*|request|step|epoch)\b"
 )
@@ -38,23 +39,23 @@ _RANK = (
     r"\b(?:(min(?:imum)?|fastest)|p(\d[05]|9\d(?:\.\d+)?)|(?<![\d.−+-])([5-9]\d(?:\.\d+)?|\d[05])(?:th|%)|"
     r"(med(?:ian)?)|(max(?:imum)?|slowest))(?![a-z])"
 )
-_RANKED = re.compile(rf"{_RANK}|\b(mean|avg|average)\b")
-_RANK_NEAR = re.compile(_RANK)
+_RANKED = regex(rf"{_RANK}|\b(mean|avg|average)\b")
+_RANK_NEAR = regex(_RANK)
 # An interval around its middle: "[1.2 ms 1.3 ms 1.4 ms]".
-_AROUND = re.compile(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
+_AROUND = regex(r"\[\d[\d.,]* ?[^\W\d]\S*(?: \d[\d.,]* ?[^\W\d]\S*){2}\]")
 _WORDS = NUMBERS | {"one": "1"}
 _N = rf"(?<![\w.,-])(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d+|{'|'.join(_WORDS)})"
 # "32 concurrent users", "the 32-GPU job", "the eight of them"
-_COUNTED = re.compile(
+_COUNTED = regex(
     rf"(?i){_N}(?:-(?P<one>[a-z]{{3,}})| (?:(?:[a-z][\w-]* ){{0,2}}?(?P<noun>(?!hours|minutes|days)[a-z]{{3,}}s)|"
     r"of them))\b(?! ?/)"
 )
-_EACH = re.compile(
+_EACH = regex(
     r"(?i)(?:/ ?|\b(?:per[ -]|(?:for )?(?:each|every) |(?:each|every one) of (?:the|our|these) |and |an? |one ))"
     r"(?:\d+ )?([a-z]{3,}|[AHBLV]\d{2,3})|\beach\b"
 )
-_MEAN_OF = re.compile(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
-_TOGETHER = re.compile(
+_MEAN_OF = regex(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
+_TOGETHER = regex(
     r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
     r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|^\W*\(|\(\W*\|"
 )

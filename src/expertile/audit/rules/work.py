@@ -8,15 +8,16 @@ from functools import lru_cache
 
 from expertile.audit.finding import Lines
 from expertile.audit.interval import Interval, exact
+from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 
-_GEMM = re.compile(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
-_NOT_GEMM = re.compile(r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementw|add\b|copy|sort|scan")
-_SEVERAL = re.compile(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
-_OTHER = re.compile(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
-_ATTENTION = re.compile(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
-_FULL = re.compile(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
+_GEMM = regex(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
+_NOT_GEMM = regex(r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementw|add\b|copy|sort|scan")
+_SEVERAL = regex(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
+_OTHER = regex(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
+_ATTENTION = regex(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
+_FULL = regex(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
 # Multiply-adds as one, 2^30 for 10^9, several passes; backward passes and masks.
 PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
 CAUSAL = (2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5)
