@@ -204,7 +204,8 @@ def test_the_overview_and_audit_do_not_import_torch(words):
 
 
 @pytest.mark.parametrize(
-    "missing, words", [("typer", ["--help"]), ("rich", ["doctor"]), ("markdown_it", ["audit", "x.md"])]
+    "missing, words",
+    [("typer", ["--help"]), ("rich", ["doctor"]), ("markdown_it", ["audit", str(SRC.parents[1] / "README.md")])],
 )
 def test_a_command_without_the_extra_names_it_in_one_sentence(missing, words):
     code = (

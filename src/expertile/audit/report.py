@@ -129,7 +129,6 @@ class Row:
         return facts(self.text)
 
     # The set-up that holds for the row: the nearest statement above wins, and two values in one place are unknown.
-
     @cached_property
     def above(self) -> list[int]:
         """The blocks above that lead to the row's, the nearest first."""
