@@ -117,7 +117,7 @@ _STATISTIC += r"processed|served|generated|completed|seen|sent)"
 _THINGS = r"keys|points|cells|elems|elements|edges|particles|pixels|rays|updates|hashes|pairs|nodes"
 _BARE = regex(
     rf"(?i)(?<!first[ _])\b(?!(?:step|iter|epoch|batch|image|sample|frame|request|query|prompt)[ _]s\b)"
-    rf"([kmgt]b|[kmgtp]flops?|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|"
+    rf"([kmgt]i?b|[kmgtp]flops?|{_TOKEN}|{_ITEM}|[kmgt](?:{_THINGS}))[ _](?:per[ _])?s(?:ec(?:ond)?)?\b|"
     r"\b([a-z]{3,}s) per second$"
 )
 _GBS = regex(r"^([KMGT]i?B)s$|(?<=[a-z\d] )(?<!mem )(?<!memory )(?<!size )(?<!vram )(?i:([kmgt]i?b)s)$")

@@ -158,7 +158,8 @@ def _of_record(row: Row, said: list[Quantity]) -> Iterator[Finding]:
     apart = re.compile(r"(?i)peak|theor|limit|max|\bmin\b|\bp\d\d|std|total|best|worst")
     if len(said) != 1 or not pairs or not (whole or len(parts) == 2) or any(apart.search(x.label) for x in pairs[0]):
         return
-    alone = not any(p.line == said[0].line and p is not said[0] for p in row.of("ratio", "percent"))
+    others = [p for p in row.of("ratio", "percent") if p is not said[0]]
+    alone = not any(p.line == said[0].line or any(_either(p, x, y) for x, y in pairs) for p in others)
     if alone and not _THAN.search(said[0].after) and not any(_either(said[0], x, y) for x, y in pairs):
         yield not_made(said[0], pairs[0])
 

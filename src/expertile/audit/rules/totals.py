@@ -25,7 +25,9 @@ ON_AVERAGE = regex(r"(?i)\W{0,2}(?:on average|in the mean|average\b)")
 MEAN = regex(r"(?i)\bav(?:era)?g|mean\b|\bmedian\b|\boverall\b|typical")
 # Rows may be left out, or be parts of one another.
 _HIDDEN = regex(r"(?i)^\W*(?:\.\.\.|…|⋮)|selected|subset|first \d+ rows|top[- ]\d+|\ball \d+|omit|overlap|: p9\d")
-_RATIOS = regex(r"(?i)ratio|speed|gain|rel|norm|eff|per(?![a-z])|/|\brate|%|(?<![a-z])x(?![a-z])|mean|avg|intens")
+_RATIOS = regex(
+    r"(?i)ratio|speed|gain|rel|norm|eff|per(?![a-z])|/|\brate|%|(?<![a-z])x(?![a-z])|mean|avg|intens|\bbits\b"
+)
 _PART_OF = regex(
     r"\s*(?:\||<tr\b[^>]*>\s*<td\b[^>]*>)\s*(?:&nbsp;|&emsp;|\u00a0|[└├↳]|[-–·] |of which\b)"
 )  # of the row above
