@@ -262,7 +262,8 @@ def size_of_name(header: str) -> str | None:
     both, plain = f"{header.lower()} {header}".replace("_", " "), name == header.strip()
     for size, form in _NAMES.items():
         hinted = any(word.replace("_", " ") in both for word in _HINTED.get(size, ("",)))
-        if hinted and (re.fullmatch(form.replace("_", " "), name) or (not plain and re.fullmatch(form, header.strip()))):
+        spaced = form.replace("_", " ")
+        if hinted and (re.fullmatch(spaced, name) or (not plain and re.fullmatch(form, header.strip()))):
             return size
     return None
 
