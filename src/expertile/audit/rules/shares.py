@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.interval import Interval
+from expertile.audit.interval import NUMBER, Interval, printed
 from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
+from expertile.audit.records import digits
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import SHARE, formats_of, gpu_counts, on_sheet, own_words, peaks_of
 from expertile.audit.rules.terms import parameters
@@ -20,6 +21,7 @@ _OF = regex(
     r"\w+'s)\W*)*"
 )
 _MFU = regex(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
+_SIX = regex(r"(?i)\b6 ?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
 # What no more than 100 % can be of.
 _OF_ALL = regex(
     rf"{_MFU.pattern}|\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<!cpu )(?<!core )utili[sz]ation"
@@ -86,6 +88,11 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     # "88 % of the 1555 GB/s peak" leaves nothing open.
     part, slack = rate / p.value, 0.03 if here else 0.06
     near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
+    # "14.2 TFLOP/s against 36.0 of cuBLAS (55 % of peak)": the share may be that of a bare number behind the figure.
+    between = row.text[q.end : p.start] if row.kind == "line" and digits(q) else ""
+    bare = re.findall(rf"(?<![\w.,]){NUMBER}(?![\w.,]*\w| ?[x×%])", between)
+    others = [printed(n) * (q.value.mid / digits(q)) for n in bare]
+    near |= any((o / p.value).meets(x, 0.03) for o in others for x in (*other, *(s.value.mid for s in stated)))
     gib = kind == "bandwidth"
     near |= not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
     base = (*here, *stated, None)[0]
@@ -126,7 +133,8 @@ def _mfu(row: Row) -> Iterator[Finding]:
     formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
-    most = 6.5 if re.search(r"\b6 ?[·*×]? ?(?:N\b|param)", f"{row.text} {first}") else most  # without attention
+    most = 7.0 if _SIX.search(report.text) else most  # without attention; of any of the part's clocks
+    most = 6.5 if _SIX.search(f"{row.text} {first}") else most
     both = not re.search(r"(?i)\bdense\b", row.text)
     peaks = [(x, 5.1) for d in row.devices for f in formats if both and (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
