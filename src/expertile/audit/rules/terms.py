@@ -251,6 +251,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     every = n is not None  # is read, not those of some experts
     # One stream is a time for each token, or what is said to be one.
     alone = SINGLE.search(f"{row.words} {row.lead}")
+    at_once = {row.own[name] for name in ("batch", "concurrency") if name in row.own}
     single = batch.value == 1 if batch else q.kind == "s_per_token" or alone
     printed = row.kind == "table" or report.blocks[row.block].kind == "code"  # the text below may say so
     drafted = printed and drafts(report)
@@ -260,11 +261,15 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     single = single or (row.kind == "table" and lone and SINGLE.search(report.text))
     active = next(({*map(float, of)} for form in _USED if (of := form.findall(report.text))), set())
     n = n or (active.pop() * 1e9 if len(active) == 1 else None)  # of a mixture of experts
-    several = not single or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
+    several = (
+        not single
+        or max(at_once, default=1.0) > 1
+        or (not alone and max(report.everything.of("concurrency") or (1,)) > 1)
+    )
     if drafted or (several and not step):
         return None
-    own = row.facts.of("formats")
-    like = (r for r in report.lines_of_text if not own or {*own} & {*r.facts.of("formats")})
+    formats = row.facts.of("formats")
+    like = (r for r in report.lines_of_text if not formats or {*formats} & {*r.facts.of("formats")})
     held = [b for r in (*like, row) for b in r.of("bytes") if b.exact]
     sized = row.kind == "table" and (row.of("params") or _FILE.search(row.text))  # "| size | params |" are the model's
     held = [
@@ -272,7 +277,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
         for b in held
         if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and re.match(r"size\b", b.label))
     ]
-    formats = row.facts.of("formats") or report.everything.of("formats")
+    formats = formats or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
     held = [b for b in held if b in row.quantities] or held or _files(row)
     if len({b.value.mid for b in held}) == 1 and (every or _whole(row, report.text)):
