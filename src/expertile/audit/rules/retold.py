@@ -45,6 +45,11 @@ _OFF_TIME = regex(r"(?i)^\W*(?:off|less|shorter|reduction \w\w|lower)\b[^.;]*\b(
 _LEFT_OUT = regex(r"(?i)\b(?:without|excluding|except|leav\w+ out|left out|omitting|ignoring)\b")
 _WHOLE = regex(r"(?i)\b(?:whole|total|in all|(?:al)?together|end[- ]to[- ]end|adds? up|sum)\b")
 _SLIPS = (1e3, 1e-3)
+_AT = regex(r"(?i)\bat (?:(?:the|its|a|full|peak|all) )*$")  # "At 2039 GB/s it takes 44 us to read it"
+_BOUND = regex(r"(?i)\b(?:floor|bound|least|roofline|ideal|limit|theor\w*|predict\w*|expected|estimate\w*)\b")
+_DENIED = regex(
+    r"(?i)(?:\bnot|n't|\bnever|rather than|instead of|\bfar from|short of) (?:(?:the|a|an|quite|full) )*\W*$"
+)
 _ROWS = rf"(?i)\b(?:the|all) (\d+|{'|'.join(NUMBERS)})\b"
 _OVER = regex(r"(?i)\b(?:over|across|all|geo\w*|on average|of the (?:\w+ )?\w+s|un-?weighted|the \w+ \w+s above)\b")
 
@@ -69,7 +74,7 @@ def retold(report: Report) -> Iterator[Finding]:
         yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
         yield from _grown(row, above) if len(row.quantities) > 2 else ()
         yield from headlines.won(row, long)
-        for q in (q for q in row.quantities if q.value.mid):
+        for q in (q for q in row.quantities if q.value.mid and not _DENIED.search(row.text[: q.start])):
             if q.exact and q.text[0] not in "+-−":
                 yield from _summary(row, q, above)
             if near and not NO_RUN_OF_ONE.search(_SUPERLATIVE.sub("", q.words)) and not on_sheet(row, q):
@@ -136,7 +141,9 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
 
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row], heading: bool) -> Iterator[Finding]:
     """A figure that the named row has otherwise, or that is more than any row's."""
-    held = [c for r in named for c in r.of(q.kind) if c.value.mid] if q.exact else []
+    worked_out = q.kind in TIMES and any(on_sheet(row, x) and _AT.search(row.text[: x.start]) for x in row.of(*RATES))
+    held = [c for r in named for c in r.of(q.kind) if c.value.mid and not _BOUND.search(c.label)] if q.exact else []
+    held = [] if worked_out else held
     sums = [x for a, b in itertools.combinations(map(mid, held), 2) for x in (abs(a - b), a + b)]
     adds = q.kind in ("time", "bytes") and len(cells) < 24
     sums += [mid(a) + mid(b) for a, b in itertools.combinations(cells, 2)] if adds else []
