@@ -65,6 +65,7 @@ _OF_ANOTHER = regex(r"\b(?:and|while|whereas|but) (?:the|its|their|our|that)\b[^
 _FASTER = regex(r"(?i)\W*(?:(faster|quicker|speed-?up|cheaper)|slower|slow-?down)")
 _NAMED = regex(r"(?i)\b(?!(?:are|was|makes?|takes|time|kernel|version|and|the|our|thus|while)\b)[a-z][\w.+-]{2,}")
 _PLUS = regex(r"^[^,;]*(?:\bplus\b|\+)[^,;]*$")  # "64 MiB of values plus 8 MiB of indices"
+_GOES_ON = regex(r"\W*(?:(That|This)|So|Thus|Hence)\b")
 _BARE = regex(rf"(?<![\w.])({NUMBER}) (?:instead of|vs\.?|against|compared (?:to|with)) ({NUMBER})(?! ?[\w%]*/)")
 
 
@@ -202,16 +203,21 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) < 3 else None
         if before and not before.of("ratio", "percent") and not (own and _PARTIAL.search(row.text)):
             lent = [x for x in _compared(before) if x.kind != "params" and (not own or x.kind == own[0].kind)]
+            goes_on = _GOES_ON.match(row.text)
+            if not own and goes_on and goes_on[1]:  # of a prompt's tokens and two times the times
+                kinds = [x.kind for x in lent]
+                lent = [x for x in lent if kinds.count(x.kind) > 1] or lent
             if not own and len(lent) == 1 and (first := before.before) and not first.of("ratio", "percent"):
                 every = [x for r in (first, before) for x in r.of(lent[0].kind)]
                 here = [x for r in row.report.lines_of_text if r.block == row.block for x in r.of(lent[0].kind)]
                 lent = every if len(every) == len(here) == 2 else lent  # "Before: … After: …"
-            more = not own and len(lent) == 4 and re.match(r"\W*(?:That|This|So|Thus|Hence)\b", row.text)
+            more = not own and len(lent) == 4 and goes_on
             own += lent if len(lent) + len(own) == 2 or more else []
         sure = bool(two) and _only(row, q, two[0], two[1])
         own = [x for x in (two if sure else own) if x.exact and x.value.mid]
         several = [of for k in dict.fromkeys(x.kind for x in own) if 1 < len(of := [x for x in own if x.kind == k]) < 5]
         several = [of for of in several if any(not a.value.meets(of[0].value, 0.01) for a in of)]  # in two units
+        several = [of for of in several if len(of) > 2 or not _PLUS.search(row.text[of[0].end : of[1].start])]  # a sum
         last = 24 if len(said) > 1 else 400
         change = change_of(row, q, sure, min(last, len(re.split(r"[%x] ?[a-z]*\)?[,;] ", head)[-1]) or 1))
         # "eager (48 ms), A 31 ms (1.55x) and B 25 ms (1.9x)"
