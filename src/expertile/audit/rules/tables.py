@@ -198,7 +198,9 @@ def _odd_row(
     if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
-    whole = 0 if (whole == 10 or not passes) and exactly else whole  # a digit
+    told = (x.value for line in grid.rows[0].report.lines_of_text for x in line.of("B/token", "B/param"))
+    stated = len(some) == 1 and any(x.meets(middle, 0.002) for x in told)  # the text says what each one takes
+    whole = 0 if (whole == 10 or not passes or stated) and exactly else whole  # a digit
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     whole = whole if "percent" not in {target.kind, some[0].kind} and whole < 64 else 0
     other |= any(x is not q and x.value.width < 0.2 and x.value.meets(should, FIT) for x in row.of(target.kind))
@@ -262,7 +264,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     if best.off != 1:
         q, lines = targets[min(targets)], (grid.rows[0].report.blocks[grid.block].first, *(r.line for r in grid.rows))
         off = f"{best.name} make {grid.header[index]} but for a factor of {best.off:g} in all rows: which unit?"
-        if score == len(told):
+        if score == len(told) and all(best.fits(r, q, 0.01) for r, q in told.items()):
             yield finding(QUESTION, "product", off, q, lines=lines)
         return
     one, whole_of = best.name.endswith("1x"), best.name.endswith(("of the sum", "of the total"))
