@@ -32,8 +32,32 @@ _SPENT = regex(
 )
 _AGAINST = regex(r"(?i)[ _](?:vs|over|than)[ _.]+\w+")  # "saving_vs_fp16_pct"
 _ASKED = regex(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
+_VOCABULARY = regex(r"(?i)\bvocab(?:ulary)?(?:[ _-]size)?\W{1,4}(?:of )?(\d[\d,]{3,})(?![\d.kK])")
+_NO_DECODER = regex(
+    r"(?i)\bmoe\b|experts?\b|mixture|\bmla\b|latent|lora|encoder|cross|vision|\bt5\b|bert|mamba|ssm|adapter|"
+    r"(?:mlp|ffn)[ _](?:ratio|mult|expan)\w*|distill|draft"
+)
+_PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
+
+
+def _transformer(report: Report) -> list[float]:
+    """The parameters that a dense decoder of the stated sizes may have; none where one of them is not stated."""
+    every = report.everything.of
+    names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim")
+    stated = {n: every(n)[0] for n in names if len(every(n)) == 1}
+    words = {int(w.replace(",", "")) for w in _VOCABULARY.findall(report.text)}
+    grouped = {"heads", "ffn"} <= stated.keys() if "kv_heads" in stated else True
+    if not {"layers", "hidden"} <= stated.keys() or len(words) != 1 or not grouped or _NO_DECODER.search(report.text):
+        return []
+    d, heads = stated["hidden"], stated.get("heads", 1.0)
+    side = heads * stated["head_dim"] if {"heads", "head_dim"} <= stated.keys() else d
+    # Four times as wide, or three products of a width that makes the same of them.
+    wide = [n * d * stated["ffn"] for n in (2, 3)] if "ffn" in stated else [8 * d * d]
+    each = [stated["layers"] * (2 * d * side * (1 + stated.get("kv_heads", heads) / heads) + w) for w in wide]
+    most = 1 if re.search(r"(?<!un-)(?<!not )\btied\b", report.text) else 2  # embedding and head
+    return [x + n * d * max(words) for x in each for n in range(most + 1)]
 
 
 def counted(report: Report) -> Iterator[Finding]:
@@ -41,7 +65,14 @@ def counted(report: Report) -> Iterator[Finding]:
     of = report.everything.of
     sizes = [of(n)[0] for n in ("batch", "seq", "accum", "gpus") if len(of(n)) == 1]
     made = [prod(some) for k in range(1, 5) for some in itertools.combinations(sizes, k)]
+    models = _transformer(report)
     for row in report.all_rows:
+        for q in (q for q in row.of("params") if models and row.kind != "table" and q.exact and q.value.mid > 1e6):
+            own = f"{q.label[-24:]}|{q.after[:12]}"
+            near = min(models, key=lambda x: abs(math.log(x / q.value.mid)))
+            if _PARAMETERS.search(own) and 0.5 < near / q.value.mid < 2 and not q.value.meets(near, 0.03):
+                message = f"a decoder of the stated sizes has {near / 1e6:,.1f} M parameters, not {q.text}"
+                yield finding(QUESTION, "work", f"{message}: of which sizes is it?", q)
         for q in (q for q in row.of("flop", "bytes", "B/token") if q.exact and q.value.mid):
             for t, slack, rule in _amounts(row, q):
                 said = row.of(q.kind) if row.kind == "line" else [q]
