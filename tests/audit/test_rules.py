@@ -795,8 +795,9 @@ def test_links_are_not_counted_twice_where_the_bandwidth_is_a_gpus():
     assert len(audit_text(text.format(""), "nccl.txt").accusations) == 1
 
 
-def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about():
-    run = "```\nattn-bench\nshape: batch=8 heads=16 seqlen={} dim=128\nfwd   median {} ms   114.5 TFLOPS\n```\n"
+@pytest.mark.parametrize("shape", ["shape: batch=8 heads=16 seqlen={} dim=128", "inputs = (4, 12, {}, 64)"])
+def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape):
+    run = f"```\nattn-bench\n{shape}\nfwd   median {{}} ms   114.5 TFLOPS\n```\n"
     text = f"Old:\n\n{run.format(4096, '9.60')}\nNew:\n\n{{}}\nSo the new one is 2.00x faster on my A100.\n"
     assert audit_text(text.format(run.format(4096, "4.80")), "x.md").findings == ()
     (asked,) = audit_text(text.format(run.format(2048, "4.80")), "x.md").findings
@@ -830,6 +831,8 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about():
             f"iter {n}: time {ms}ms, {983040 / ms * 1e3:,.0f} tok/s\n"
             for n, ms in ((1, 8571.3), (2, 8569.1), (3, 9574.4))
         ),
+        # what is left is no sum
+        "Of 48 GB we may use 44 GB, minus 14 GB of weights, minus 2 GB for graphs leaves 28 GB a GPU, 56 GB together.",
         # parts of a sum, of which the share is of the whole
         "FP16 needs 29.1 GB. The new one has 13.2 B weights in INT8 plus 0.67 B in FP16, 14.6 GB in all, 50 % smaller.",
         # worked out at the memory's peak; a bound beside what was measured; a ratio that is denied

@@ -63,6 +63,7 @@ _PAUSES = [regex(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, "
 _COUNT = regex(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
 _LENGTH = regex(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
+_SHAPED = regex(r"(?i)(?!.*(?:tile|block|grid|warp|cluster|stride|pad))[^(\[]*[(\[](\d+(?:, ?\d+){2,4})[)\]]")
 _FAILED = regex(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 
 
@@ -232,6 +233,11 @@ def _printed(report: Report, row: Row) -> list[tuple[Quantity, dict[str, float]]
     timed = [(r, t, re.sub(r"[\d.,]+", "0", r.text)) for r in code if (t := r.only("time"))]
     alike = [(r, t) for r, t, form in timed if [f for *_, f in timed].count(form) == 2]
     held = [(t, {n: s.value for n in _WORK if (s := r.size(n)) and s.near}) for r, t in alike]
+    starts = [0, *(r.line for r, _ in alike)]
+    for (_, sizes), (r, _), start in zip(held, alike, starts, strict=False):  # "q,k,v: (8, 16, 8192, 128)"
+        above = (s.text for s in code if s.block == r.block and start < s.line < r.line)
+        if m := next(filter(None, map(_SHAPED.match, above)), None):
+            sizes["elements"] = float(prod(map(int, m[1].split(","))))
     return held if len(held) == 2 else []
 
 

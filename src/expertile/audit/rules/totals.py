@@ -57,6 +57,7 @@ _EACH = regex(
     r"(?:\d+ )?([a-z]{3,}|[AHBLV]\d{2,3})|\beach\b"
 )
 _MEAN_OF = regex(r"(?i)\b(?:mean|avg|average)\W*(?:time|latency)?\W*(?:of|is|was)?\W*$")
+_TAKEN_OFF = regex(r"(?i)→|->|\bminus\b[^;]*\b(?:leav(?:es?|ing)|remain\w*|left)\b")
 _TOGETHER = regex(
     r"(?i)\b(?:total|together|altogether|in all|overall|combined|aggregate|sum|so|thus|hence|i\.e|that is|or|which|"
     r"across|evenly|mean\w*|giv\w+|delivers?|reach\w*|elapsed)\b|=|→|^\W*\(|\(\W*\|"
@@ -120,7 +121,7 @@ def _listed(row: Row) -> Iterator[Finding]:
             words = re.sub(r"\([^()]*\)", "", row.text[: q.start])[-40:]
         total, mean = _TOTAL.search(words) or _IN_ALL.match(row.text, q.end), MEAN.search(words)
         mean = mean or ON_AVERAGE.match(row.text, q.end)
-        if not (total or mean) or (q.kind in ("percent", "ratio") and total) or re.search("→|->", row.text):
+        if not (total or mean) or (q.kind in ("percent", "ratio") and total) or _TAKEN_OFF.search(row.text):
             continue
         lines = [r for r in row.report.lines_of_text if r.block == row.block and row.line - 12 < r.line <= row.line]
         lines = lines if row.report.blocks[row.block].kind == "prose" else []
