@@ -45,17 +45,16 @@ _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
 def _transformer(report: Report) -> list[float]:
     """The parameters that a dense decoder of the stated sizes may have; none where one of them is not stated."""
     every = report.everything.of
-    names = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim")
-    stated = {n: every(n)[0] for n in names if len(every(n)) == 1}
+    sizes = {n: every(n)[0] for n in ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim") if len(every(n)) == 1}
     words = {int(w.replace(",", "")) for w in _VOCABULARY.findall(report.text)}
-    grouped = {"heads", "ffn"} <= stated.keys() if "kv_heads" in stated else True
-    if not {"layers", "hidden"} <= stated.keys() or len(words) != 1 or not grouped or _NO_DECODER.search(report.text):
+    needed = {"layers", "hidden"} | ({"heads", "ffn"} if "kv_heads" in sizes else set())
+    if not needed <= sizes.keys() or len(words) != 1 or _NO_DECODER.search(report.text):
         return []
-    d, heads = stated["hidden"], stated.get("heads", 1.0)
-    side = heads * stated["head_dim"] if {"heads", "head_dim"} <= stated.keys() else d
+    d, heads = sizes["hidden"], sizes.get("heads", 1.0)
+    side = heads * sizes.get("head_dim", d / heads)
     # Four times as wide, or three products of a width that makes the same of them.
-    wide = [n * d * stated["ffn"] for n in (2, 3)] if "ffn" in stated else [8 * d * d]
-    each = [stated["layers"] * (2 * d * side * (1 + stated.get("kv_heads", heads) / heads) + w) for w in wide]
+    wide = [n * d * sizes["ffn"] for n in (2, 3)] if "ffn" in sizes else [8 * d * d]
+    each = [sizes["layers"] * (2 * d * side * (1 + sizes.get("kv_heads", heads) / heads) + w) for w in wide]
     most = 1 if re.search(r"(?<!un-)(?<!not )\btied\b", report.text) else 2  # embedding and head
     return [x + n * d * max(words) for x in each for n in range(most + 1)]
 

@@ -377,6 +377,7 @@ def _generated(row: Row) -> Iterator[Demand]:
     ):
         rate = q.value * w.value if q.kind == "tokens_per_s" else w.value / q.value
         most = memory[0] if len(memory) == 1 else 0.0
-        text, ask = f"{w.text} in {q.text}", "how many tokens at once?"
+        how = f"× {si(q.value.mid, 'tokens/s')}" if q.kind == "tokens_per_s" else f"in {q.text}"
+        text, ask = f"{w.text} {how}", "how many tokens at once?"
         if rate.mid < 12 * count * (most or memory_of(row)):  # else it is of something else
             yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.05, most=most, lines=w.lines)

@@ -77,8 +77,8 @@ _SENT = regex(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
 _ONE_PORT = regex(r"(?i)\b(?:one|single|1) port\b")
 _OVER = regex(r"(?i)\b(?:over|across|through|via)\b")
 _PAST = regex(  # "126 tok/s, over the 69 tok/s limit of …"
-    r"(?i)(?:(?:,|well|far) over(?= the)|\b(?:above|beyond|past|exceeds|(?:more|higher|faster|better) than)|(?<!-)>) ?"
-    r"(?:\W?(?:the|its|our|this|that|a|theoretical|nominal|peak|limit of)\b ?)*\W*$"
+    r"(?i)(?:(?:,|well|far) over(?= the)|\b(?:above|beyond|exceeds|(?:more|higher|faster) than)|(?<!-)>) ?"
+    r"(?:\W?(?:the|its|our|this|that|a|peak|limit of)\b ?)*\W*$"
 )
 _COLLECTIVES = ((r"all-?_?reduce", 2.0), (r"all-?_?gather|reduce-?_?scatter|all-?_?to-?_?all", 1.0))
 
@@ -165,13 +165,9 @@ def limits(report: Report) -> Iterator[Finding]:
                 n, times = (int(DIGITS.get(many[1].lower(), many[1])), f"{many[1]} × ") if many else (1, "")
                 stated.append(_Limit(part, n * q.plain.mid, _ways(own), f"the {times}{q.text} of line {q.line}", q))
     known = {id(limit.q) for limit in stated}
-    past = [
-        q.plain
-        for row in report.lines_of_text
-        for x, q in itertools.combinations(row.of(*RATES), 2)
-        if x.kind == q.kind and x.value.lo > q.value.hi and _PAST.search(row.text[: q.start])
-    ]  # which the text says itself
-    stated = [s for s in stated if not any(x.meets(s.value) for x in past)]
+    pairs = ((row, *two) for row in report.lines_of_text for k in RATES for two in itertools.combinations(row.of(k), 2))
+    past = [q.plain for row, x, q in pairs if x.value.lo > q.value.hi and _PAST.search(row.text[: q.start])]
+    stated = [s for s in stated if not any(x.meets(s.value) for x in past)]  # the text says it itself
     clocked = [q.value.hi for row in report.lines_of_text for q in row.of("rate") if _of_clock(row, q)]
     for row in report.all_rows:
         yield from _bus(row)

@@ -142,8 +142,8 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row], heading: bool) -> Iterator[Finding]:
     """A figure that the named row has otherwise, or that is more than any row's."""
     worked_out = q.kind in TIMES and any(on_sheet(row, x) and _AT.search(row.text[: x.start]) for x in row.of(*RATES))
-    held = [c for r in named for c in r.of(q.kind) if c.value.mid and not _BOUND.search(c.label)] if q.exact else []
-    held = [] if worked_out else held
+    named = named if q.exact and not worked_out else []
+    held = [c for r in named for c in r.of(q.kind) if c.value.mid and not _BOUND.search(c.label)]
     sums = [x for a, b in itertools.combinations(map(mid, held), 2) for x in (abs(a - b), a + b)]
     adds = q.kind in ("time", "bytes") and len(cells) < 24
     sums += [mid(a) + mid(b) for a, b in itertools.combinations(cells, 2)] if adds else []

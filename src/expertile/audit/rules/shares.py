@@ -22,6 +22,7 @@ _OF = regex(
 )
 _MFU = regex(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
 _SIX = regex(r"(?i)\b6 ?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
+_BARE = regex(rf"(?<![\w.,]){NUMBER}(?![\w.,]*\w| ?[x×%])")
 # What no more than 100 % can be of.
 _OF_ALL = regex(
     rf"{_MFU.pattern}|\bhit[ _-]?(?:rate|ratio)|occupancy|accept\w*[ _]rate|(?<!cpu )(?<!core )utili[sz]ation"
@@ -89,9 +90,8 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     part, slack = rate / p.value, 0.03 if here else 0.06
     near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
     # "14.2 TFLOP/s against 36.0 of cuBLAS (55 % of peak)": the share may be that of a bare number behind the figure.
-    between = row.text[q.end : p.start] if row.kind == "line" and digits(q) else ""
-    bare = re.findall(rf"(?<![\w.,]){NUMBER}(?![\w.,]*\w| ?[x×%])", between)
-    others = [printed(n) * (q.value.mid / digits(q)) for n in bare]
+    between = row.text[q.end : p.start] if row.kind == "line" else ""
+    others = [printed(n) * (q.value.mid / digits(q)) for n in _BARE.findall(between) if digits(q)]
     near |= any((o / p.value).meets(x, 0.03) for o in others for x in (*other, *(s.value.mid for s in stated)))
     gib = kind == "bandwidth"
     near |= not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)

@@ -198,9 +198,9 @@ def _odd_row(
     if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return
     whole = round(max(off, 1 / off))  # of two passes, of four runs
-    told = (x.value for line in grid.rows[0].report.lines_of_text for x in line.of("B/token", "B/param"))
-    stated = len(some) == 1 and any(x.meets(middle, 0.002) for x in told)  # the text says what each one takes
-    whole = 0 if (whole == 10 or not passes or stated) and exactly else whole  # a digit
+    told = (x for line in row.report.lines_of_text for x in line.of("B/token", "B/param"))  # what each one takes
+    sure = len(some) == 1 and any(x.value.meets(middle, 0.002) for x in told)
+    whole = 0 if (whole == 10 or not passes or sure) and exactly else whole  # a digit
     other = any(f.cells[odd[0]].mid == 1 for f in (target, *some))  # a baseline
     whole = whole if "percent" not in {target.kind, some[0].kind} and whole < 64 else 0
     other |= any(x is not q and x.value.width < 0.2 and x.value.meets(should, FIT) for x in row.of(target.kind))

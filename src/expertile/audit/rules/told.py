@@ -203,9 +203,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         before = row.before if len(own) < 2 and len(said) < 3 else None
         if before and not before.of("ratio", "percent") and not (own and _PARTIAL.search(row.text)):
             lent = [x for x in _compared(before) if x.kind != "params" and (not own or x.kind == own[0].kind)]
-            goes_on = _GOES_ON.match(row.text)
+            goes_on, kinds = _GOES_ON.match(row.text), [x.kind for x in lent]
             if not own and goes_on and goes_on[1]:  # of a prompt's tokens and two times the times
-                kinds = [x.kind for x in lent]
                 lent = [x for x in lent if kinds.count(x.kind) > 1] or lent
             if not own and len(lent) == 1 and (first := before.before) and not first.of("ratio", "percent"):
                 every = [x for r in (first, before) for x in r.of(lent[0].kind)]
