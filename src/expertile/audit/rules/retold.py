@@ -131,6 +131,9 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
         cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c) and c.column in g.columns(q.kind)]
         if not any((c.plain * k).meets(q.plain) for g in grids for r in g.rows for c in r.of(q.kind) for k in _SLIPS):
             continue
+        rest = [mid(x) for x in row.of(q.kind) if x is not q]
+        if any(q.value.meets(x, 0.005) for a, b in itertools.combinations(rest, 2) for x in (abs(a - b), a + b)):
+            continue  # its sentence makes it
         held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
         held = cells if len(cells) < 9 and not held else held
         slips = [c for c in held for k in _SLIPS if (c.plain * k).meets(q.plain) and c.plain.width < 0.02]

@@ -73,7 +73,8 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     before = row.before if row.kind == "line" and not row.of(kind) else None  # "… 406 TFLOP/s. Of the peak it is 41 %."
     lent = before if before and not before.of("percent") else None
     found = [(q, q.plain) for r in (lent or row,) for q in r.of(kind) if q.exact and q not in stated]
-    found = [(q, x) for q, x in found if not on_sheet(row, q)]
+    # Bits per second are those of a pin.
+    found = [(q, x) for q, x in found if not (on_sheet(row, q) or re.search("(?i)bit/s|bps", q.text))]
     if len(said) != 1 or len(found) != 1 or not (here or row.devices):
         return
     (q, rate), (p, of) = found[0], said[0]
