@@ -74,7 +74,7 @@ def test_the_wheel_is_small_and_holds_every_file_of_the_package(built, installed
     wanted = {
         path.relative_to(here)
         for path in (here / "expertile").rglob("*")
-        if path.is_file() and path.suffix in (".py", ".json", ".css", ".js", ".typed")
+        if path.is_file() and path.suffix in (".py", ".cu", ".json", ".css", ".js", ".typed")
     }
     assert wanted <= {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
 
