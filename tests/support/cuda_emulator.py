@@ -263,6 +263,33 @@ def on_host(patch: pytest.MonkeyPatch, folder: Path, programs: int = 2, seed: in
     patch.setattr(Device, "current", lambda device: replace(Device.by_name("h100 sxm"), sm_count=programs))
 
 
+def grouped_on_host(
+    patch: pytest.MonkeyPatch, module: Any, folder: Path, programs: int, seed: int = 0, fault: Fault = str
+) -> torch.Tensor:
+    """`on_host` for a backend that keeps launches by address; returns the counter, which each run leaves at zero."""
+    on_host(patch, folder, programs=programs, seed=seed, fault=fault)
+    for kept in ("_launch", "_kernel", "_binary"):
+        made = getattr(module, kept)
+        patch.setattr(module, kept, getattr(made, "__wrapped__", made))
+    counter = torch.zeros(1, dtype=torch.int32)
+    patch.setattr(module, "tile_counter", lambda dynamic, like: counter)
+    return counter
+
+
+def shows(
+    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch, int], Any], run: Callable[[], None]
+) -> None:
+    """That one of four runs goes wrong, each after `prepare(patch, seed)`."""
+    for seed in range(4):
+        with monkeypatch.context() as patch:
+            prepare(patch, seed)
+            try:
+                run()
+            except (AssertionError, RuntimeError):
+                return
+    pytest.fail("four runs were right")
+
+
 def without(function: str, what: str, nth: int = 0) -> Fault:
     """The fault of leaving out a statement: of those of that function that begin with `what`, a function that is called
     or the instruction of an asm statement, number `nth`."""

@@ -21,7 +21,7 @@ _TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\ntemplate <
 _PARTS, GROUPS, TILES, RING = (Path(__file__).with_name(f"{n}.cu") for n in ("parts", "groups", "tiles", "ring"))
 HIGH_WORD = hex(1 << 30 | 1024 >> 4)  # of a matrix descriptor: the 128-byte swizzle, 1024 bytes for 8 rows
 _SWIZZLE_128, _PROMOTE_128, _PROMOTE_256 = 3, 2, 3  # CU_TENSOR_MAP_SWIZZLE_128B, _L2_PROMOTION_L2_128B, _256B
-_TYPES_OF = {1: 0, 2: 1, 4: 7}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _FLOAT32, by size in bytes
+_TMA_TYPES = {1: 0, 2: 1, 4: 7}  # CU_TENSOR_MAP_DATA_TYPE_UINT8, _UINT16, _FLOAT32, by size in bytes
 _CLUSTER, _PDL = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
 _RELAXED, _NON_BLOCKING = 2, 1  # CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_NON_BLOCKING
 _MAX_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -163,7 +163,7 @@ def tensor_map(
     encoded = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
     status = _driver().cuTensorMapEncodeTiled(
         ctypes.byref(encoded),
-        _TYPES_OF[itemsize],
+        _TMA_TYPES[itemsize],
         rank,
         ctypes.c_void_p(address),
         _U64[rank](*shape[::-1]),

@@ -1,6 +1,6 @@
 // Tiles of ROWS x BLOCK_N of a persistent CUDA C++ kernel: which of them a program takes, and how the scheduling warp
-// tells the others. Macros: ROWS (64 or 128), BLOCK_N, GROUP_M, CUT (whether tiles of the
-// last wave may be cut).
+// tells the others. Macros: ROWS (64 or 128), BLOCK_N, GROUP_M, CUT (tiles of the last wave may
+// be cut).
 
 constexpr int EDGE = 64;  // tiles at the right edge have a multiple of so many columns, or all
 

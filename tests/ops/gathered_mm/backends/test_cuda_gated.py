@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from expertile.ops.gathered_mm.problem import Product
 from expertile.ops.launch import nvrtc
 from tests.ops.gathered_mm.cases import CASES, GATED, Case, make, poisoned_outputs, run_case
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, Fault, on_host, without
+from tests.support.cuda_emulator import COMPILER, Fault, grouped_on_host, shows, without
 
 H100, H200, A100 = (Device.by_name(name) for name in ("h100 sxm", "h200", "a100"))
 # Rings of few stages come round several times in a small case.
@@ -100,22 +101,14 @@ def test_compiles(config, form):
     assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
 
 
-def on_the_host(monkeypatch, folder, programs: int, seed: int = 0, fault: Fault = str):
-    """Have the kernel run here; returns the counter, which each run leaves at zero."""
-    on_host(monkeypatch, folder, programs=programs, seed=seed, fault=fault)
-    for kept in ("_launch", "_kernel", "_binary"):
-        made = getattr(cuda_gated, kept)
-        monkeypatch.setattr(cuda_gated, kept, getattr(made, "__wrapped__", made))
-    counter = torch.zeros(1, dtype=torch.int32)
-    monkeypatch.setattr(cuda_gated, "tile_counter", lambda dynamic, like: counter)
-    return counter
+on_the_host = partial(grouped_on_host, module=cuda_gated)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 @pytest.mark.parametrize("config", SMALL, ids=str)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """With the first config every case that it takes, for each of which g++ has a kernel to compile."""
-    counter = on_the_host(monkeypatch, cuda_folder, programs=3)
+    counter = on_the_host(monkeypatch, folder=cuda_folder, programs=3)
     ran = 0
     for case in (*CASES, *LONGER) if config is SMALL[0] else LONGER[:2]:
         if BACKEND.supports(make(case)[0], H200) is None:
@@ -127,7 +120,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_same_act_with_and_without_pre(cuda_folder, monkeypatch):
-    on_the_host(monkeypatch, cuda_folder, programs=2)
+    on_the_host(monkeypatch, folder=cuda_folder, programs=2)
     problem, operands = make(LONGER[0])
     kept, alone = poisoned_outputs(problem, operands), poisoned_outputs(problem, operands)
     BACKEND.run(problem, operands, SMALL[0], kept)
@@ -156,11 +149,8 @@ FAULTS: dict[str, tuple[Config, Case, Fault]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, case, fault = FAULTS[name]
-    for seed in range(4):
-        with monkeypatch.context() as patch:
-            on_the_host(patch, cuda_folder, programs=2, seed=seed, fault=fault)
-            try:
-                run_case(BACKEND, replace(case, past=0), config, "cpu")
-            except (AssertionError, RuntimeError):
-                return
-    pytest.fail("four runs were right")
+
+    def prepare(patch, seed):
+        on_the_host(patch, folder=cuda_folder, programs=2, seed=seed, fault=fault)
+
+    shows(monkeypatch, prepare, lambda: run_case(BACKEND, replace(case, past=0), config, "cpu"))

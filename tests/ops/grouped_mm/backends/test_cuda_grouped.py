@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from expertile.ops.launch import nvrtc
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, Fault, on_host, without
+from tests.support.cuda_emulator import COMPILER, Fault, grouped_on_host, shows, without
 
 H200, A100 = Device.by_name("h200"), Device.by_name("a100")
 M, K = Layout.RAGGED_M, Layout.RAGGED_K
@@ -126,15 +127,7 @@ def test_compiles(config, form):
     assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
 
 
-def on_the_host(monkeypatch, folder, programs: int, seed: int = 0, fault: Fault = str):
-    """Have the kernel run here; returns the counter, which each run leaves at zero."""
-    on_host(monkeypatch, folder, programs=programs, seed=seed, fault=fault)
-    for kept in ("_launch", "_kernel", "_binary"):
-        made = getattr(cuda_grouped, kept)
-        monkeypatch.setattr(cuda_grouped, kept, getattr(made, "__wrapped__", made))
-    counter = torch.zeros(1, dtype=torch.int32)
-    monkeypatch.setattr(cuda_grouped, "tile_counter", lambda dynamic, like: counter)
-    return counter
+on_the_host = partial(grouped_on_host, module=cuda_grouped)
 
 
 def run(case: Case, config: Config) -> None:
@@ -150,7 +143,7 @@ def run(case: Case, config: Config) -> None:
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; other dtypes and
     biases, for which g++ has another kernel to compile, with the first config alone."""
-    counter = on_the_host(monkeypatch, cuda_folder, programs=3)
+    counter = on_the_host(monkeypatch, folder=cuda_folder, programs=3)
     ran = 0
     for case in (*cases.CASES, *LONGER):
         if BACKEND.supports(problem_of(case, cases.make(case)), H200) is None:
@@ -165,7 +158,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
     """Where the groups of `out` do not follow one another: the rows between them stay."""
-    on_the_host(monkeypatch, cuda_folder, programs=3)
+    on_the_host(monkeypatch, folder=cuda_folder, programs=3)
     operands = cases.make(LONGER[2])
     room = torch.full((3, 208, 264), 7.0, dtype=torch.bfloat16)
     BACKEND.run(problem_of(LONGER[2], operands), Operands(*operands), SMALL[0], room[:, :200])
@@ -178,12 +171,12 @@ def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
 @pytest.mark.parametrize("config", [SMALL[0], SMALL[1], SMALL[4], Config(128, 144, 2)], ids=str)
 def test_adds_as_it_stores(config, m, cuda_folder, monkeypatch):
     """Twice over; rows that two tiles have are added once."""
-    added(config, m, on_the_host(monkeypatch, cuda_folder, programs=3))
+    added(config, m, on_the_host(monkeypatch, folder=cuda_folder, programs=3))
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs g++")
 def test_rows_that_are_added_twice_show(cuda_folder, monkeypatch):
-    counter = on_the_host(monkeypatch, cuda_folder, programs=3, fault=lambda s: s.replace("row >= skip", "true"))
+    counter = on_the_host(monkeypatch, folder=cuda_folder, programs=3, fault=lambda s: s.replace("row >= skip", "true"))
     with pytest.raises(AssertionError):
         added(SMALL[0], 200, counter)
 
@@ -203,7 +196,7 @@ def added(config: Config, m: int, counter: torch.Tensor) -> None:
 @pytest.mark.parametrize("ends", [(130, 130, 999), (130, 90, 330), (330, 200, 100)], ids=str)
 def test_wrong_offsets_write_nothing_behind_the_result(ends, cuda_folder, monkeypatch):
     """What the rows hold then means nothing, but the next launch finds its counter."""
-    counter = on_the_host(monkeypatch, cuda_folder, programs=3)
+    counter = on_the_host(monkeypatch, folder=cuda_folder, programs=3)
     a, b, _offs, _bias = cases.make(LONGER[0])
     rows = a.shape[0]
     room = torch.full((rows + 128, 264), 7.0, dtype=torch.bfloat16)
@@ -234,11 +227,8 @@ FAULTS: dict[str, tuple[Config, Case, Fault]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, case, fault = FAULTS[name]
-    for seed in range(4):
-        with monkeypatch.context() as patch:
-            on_the_host(patch, cuda_folder, programs=2, seed=seed, fault=fault)
-            try:
-                run(case, config)
-            except (AssertionError, RuntimeError):
-                return
-    pytest.fail("four runs were right")
+
+    def prepare(patch, seed):
+        on_the_host(patch, folder=cuda_folder, programs=2, seed=seed, fault=fault)
+
+    shows(monkeypatch, prepare, lambda: run(case, config))

@@ -18,7 +18,7 @@ from expertile.ops.scaled_grouped_mm.backends.cuda_fp8 import BACKEND, Config
 from expertile.ragged import power_of_two
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, divided, on_host, without
+from tests.support.cuda_emulator import COMPILER, divided, on_host, shows, without
 
 H200 = Device.by_name("h200")
 SPLIT = Config(64, 8, dynamic=False, consumers=1, split_k=2)
@@ -314,13 +314,13 @@ def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
         monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     case = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168)
     operands = cases.make(case)
-    for seed in range(4):
-        with monkeypatch.context() as patch:
-            on_host(patch, cuda_folder, programs=config.split_k if config.split_k > 1 else 6, seed=seed, fault=fault)
-            out = cases.poisoned_out(case)
-            try:
-                BACKEND.run(cases.problem_of(case, operands), operands, config, out)
-                cases.check(case, out, operands)
-            except (AssertionError, RuntimeError):
-                return
-    pytest.fail("four runs were right")
+
+    def prepare(patch, seed):
+        on_host(patch, cuda_folder, programs=config.split_k if config.split_k > 1 else 6, seed=seed, fault=fault)
+
+    def run():
+        out = cases.poisoned_out(case)
+        BACKEND.run(cases.problem_of(case, operands), operands, config, out)
+        cases.check(case, out, operands)
+
+    shows(monkeypatch, prepare, run)

@@ -7,7 +7,8 @@
 //
 // TURNED: out is [E, columns of d, columns of x], so stmatrix turns the tile on its way to memory.
 //
-// cuda_wgrad.py puts in front: the macros (STAGES, BAND, TURNED, HALF), multiply, the wgmma of 256 columns, launch/parts.cu, launch/groups.cu and launch/ring.cu.
+// cuda_wgrad.py puts in front: the macros (STAGES, BAND, TURNED, HALF), multiply, the wgmma of 256 columns,
+// launch/parts.cu, launch/groups.cu and launch/ring.cu.
 
 constexpr int CONSUMERS = 2, TILE_X = 128, TILE_D = 256, STEP = 64, PRODUCERS = 128;
 constexpr int STORE_SLOTS = 2;                   // of a consumer's pieces on their way to memory

@@ -15,9 +15,9 @@
 // SPLIT > 1: so many programs of a cluster take a tile, each its part of the steps. They send each other their sums, and
 // each adds up and stores its part of the columns, the programs' sums in the order of their ranks: same bits every time.
 //
-// cuda_fp8.py puts in front: the macros (CONSUMERS, ROWS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, SPLIT, CUT, HALF), multiply<N>,
-// the wgmma of N columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu, launch/tiles.cu,
-// _cuda_fp8_store.cu and _cuda_fp8_steps.cu.
+// cuda_fp8.py puts in front: the macros (CONSUMERS, ROWS, BLOCK_N, STAGES, GROUP_M, DYNAMIC, SPLIT, CUT, HALF),
+// multiply<N>, the wgmma of N columns, whose N/2 operands are written out, launch/parts.cu, launch/groups.cu,
+// launch/tiles.cu, _cuda_fp8_store.cu and _cuda_fp8_steps.cu.
 
 template <int WIDTH>
 __device__ __forceinline__ void compute(Ring& ring, const Shared& s, int slot, int steps, int part_no, const Tile& tile,
