@@ -112,6 +112,23 @@ def problem_of(case: Case, o: Operands) -> GatherProblem:
     )
 
 
+def second_pair(case: Case, rank: int) -> tuple[GatherProblem, Operands, tuple[torch.Tensor, torch.Tensor], Operands]:
+    """(problem, operands, second pair, all operands) with the last `rank` columns of K as a second pair, whose rows
+    stand in order, as adapters have it."""
+    _, full = make(case)
+    k = case.k - rank
+
+    def cut(first: int, last: int) -> torch.Tensor:
+        part = full.b[:, first:last]
+        return part.contiguous() if case.storage == "kn" else part.transpose(1, 2).contiguous().transpose(1, 2)
+
+    operands = replace(full, a=full.a[:, :k].contiguous(), b=cut(0, k))
+    u = full.a[:, k:] if full.rows is None else full.a[full.rows.long(), k:]
+    u = u.contiguous()
+    u[sum(case.sizes) :] = float("nan")
+    return problem_of(case, operands), operands, (u, cut(k, case.k)), full
+
+
 def poisoned_outputs(problem: GatherProblem, operands: Operands) -> Outputs:
     """Outputs full of NaN, but for the routing weights' gradient, which comes as zeros."""
     outputs = new_outputs(problem, operands)

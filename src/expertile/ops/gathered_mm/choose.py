@@ -1,9 +1,9 @@
 """choose(problem, device) -> Choice: which backend, with which config, and one sentence why.
 
 On a CPU the reference. On a GPU the first backend, in the order that `ORDER` gives for the mean number of rows of an
-expert, that takes the problem. Before the others: of an up-projection with wide results `cuda_gated`; of a gated
-backward with few rows `composed`, of both with many `cuda_gather`; of a weight gradient that gathers many `cuda_wgrad`,
-unless the copy of the rows serves many columns.
+expert, that takes the problem. Before the others: of an up-projection with wide results or rows in order `cuda_gated`,
+of one with many rows `cuda_gather`; of a weight gradient that gathers many `cuda_wgrad`, unless the copy of the rows
+serves many columns. A gated backward is composed for few rows, else `cuda_gather`'s.
 """
 
 import math
@@ -26,17 +26,17 @@ ORDER: tuple[tuple[float, tuple[str, ...]], ...] = (
 LAST = "reference"
 
 # What these rest on: docs/notes/grouped_mm.md, "Gathered products".
-# BACKWARD with more rows than the first line of `ORDER` and up to these: composed first. A fused epilogue takes as long
-# for the rows that fill up a tile as for others, the pointwise kernel has nothing to do for them. The copy of rows pays
-# from this many columns on.
-COMPOSED_BACKWARD_ROWS = 400
-COMPOSED_BACKWARD_COLUMNS = 1536
+# BACKWARD up to so many rows of an expert composed, beyond by `cuda_gather`, whose tiles are high: rows gathered for
+# fewer columns than this, for more, and rows in order.
+BACKWARD_COLUMNS, COMPOSED_BACKWARD_ROWS = 1536, (16, 400, 700)
 
 # GATED with results as wide and sums as long as this by `cuda_gated`, which copies the rows, from so many rows of an
-# expert on; where wide tiles pay, up to the second number.
+# expert on; where wide tiles pay, up to the second number. Where nothing is copied, from so many with any.
 COPIED_GATED_COLUMNS, COPIED_GATED_SUM, COPIED_GATED_ROWS = 5120, 2560, (100, 800)
-# Others with many rows by `cuda_gather`, where elements of an expert's results are as many as this, or wide tiles pay.
-CUDA_GATED_ROWS, CUDA_GATED_ELEMENTS = 1000, 2**22
+ORDERED_GATED_ROWS = 200
+# Others with many rows by `cuda_gather`, where elements of an expert's results are as many as this; from more than the
+# last number on where wide tiles pay.
+CUDA_GATED_ROWS, CUDA_GATED_ELEMENTS, WIDE_GATED_ROWS = 1000, 2**22, 400
 
 # A weight gradient that gathers is cuda_wgrad's from so many rows of an expert and so many columns of the other operand
 # on; composed from so many of those, by the operand that is gathered, and (the second numbers) where wide tiles pay.
@@ -55,8 +55,8 @@ def choose(
     if device.kind == "cuda":
         rows = math.inf if batch_invariant else problem.mean_group
         order = next(order for most, order in ORDER if rows <= most)
-        if _composed_backward(problem, rows):
-            order = ("composed", *(name for name in order if name != "composed"))
+        if problem.product is Product.BACKWARD:
+            order = ("composed",) if rows <= _composed_backward(problem) else ("cuda_gather", "composed")
         elif _copied_gated(problem, rows, device):
             order = ("cuda_gated", *order)
         elif _gathering_wgrad(problem, device):
@@ -71,29 +71,28 @@ def choose(
     return first_able(problem, device, asked, why, verb="takes")
 
 
-def _composed_backward(problem: GatherProblem, rows: float) -> bool:
-    """Whether product and pointwise kernel beat the fused backward of the activation."""
-    p = problem
-    if p.product is not Product.BACKWARD or not ORDER[0][0] < rows <= COMPOSED_BACKWARD_ROWS:
-        return False
-    return not p.gathered or p.intermediate >= COMPOSED_BACKWARD_COLUMNS
+def _composed_backward(problem: GatherProblem) -> float:
+    """Up to how many rows of an expert product and pointwise kernel beat the fused backward of the activation."""
+    few, most, in_order = COMPOSED_BACKWARD_ROWS
+    return in_order if not problem.gathered else few if problem.intermediate < BACKWARD_COLUMNS else most
 
 
 def _copied_gated(problem: GatherProblem, rows: float, device: Device) -> bool:
-    """Whether a kernel that has rows in order beats, their copy included, those that gather for an up-projection."""
-    p, (least, most) = problem, COPIED_GATED_ROWS
+    """Whether `cuda_gated` beats, the copy of the rows included, those that gather for an up-projection."""
+    p, (least, most), narrow_pay = problem, COPIED_GATED_ROWS, not wide_tiles_pay(device)
+    if p.product is not Product.GATED:
+        return False
     wide = p.n >= COPIED_GATED_COLUMNS and p.k >= COPIED_GATED_SUM
-    few = rows <= most or not wide_tiles_pay(device)
-    return p.product is Product.GATED and wide and rows >= least and few
+    in_order = narrow_pay and not p.gathered and rows >= ORDERED_GATED_ROWS
+    return in_order or (wide and rows >= least and (rows <= most or narrow_pay))
 
 
 def _wide_tiles(problem: GatherProblem, rows: float, device: Device) -> bool:
     """Whether `cuda_gather`, whose epilogue works beside the next tile's products, is faster than `gluon_gather`."""
     p = problem
-    if p.product is not Product.GATED:
-        return p.product is Product.BACKWARD and rows > COMPOSED_BACKWARD_ROWS
     many = rows >= CUDA_GATED_ROWS and rows * p.n >= CUDA_GATED_ELEMENTS
-    return many or (wide_tiles_pay(device) and rows > COMPOSED_BACKWARD_ROWS)
+    wide = wide_tiles_pay(device) and rows > WIDE_GATED_ROWS
+    return p.product is Product.GATED and bool(p.gathered) and (many or wide)
 
 
 def _gathering_wgrad(problem: GatherProblem, device: Device) -> bool:

@@ -25,6 +25,15 @@ def make_barriers(COUNT: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr
 
 
 @gluon.jit
+def make_order():
+    """The barriers of two consumers that take turns, one arrival each."""
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(2):
+        mbarrier.init(order.index(s), count=1)
+    return order
+
+
+@gluon.jit
 def begin():
     """Behind the barriers' making. Memory of the kernel before is touched only after this; the kernel after may begin
     to set itself up."""

@@ -2,10 +2,11 @@
 
 The base's kernel multiplies [x | u] by [W | B]: u [R, r] and B [E, r, N] are more steps of its K, 64 columns each, of
 which those past r are zeros. For r = 16 behind K = 2048 that is 3 % more products, in place of a pass that reads and
-writes the result. The Gluon kernels for sm_90 take such a second pair where K is a multiple of their step; elsewhere
-`product` adds it in a pass of its own, and the others say None.
+writes the result. `cuda_gather` takes such a second pair, and the Gluon kernels where K is a multiple of their step;
+elsewhere `product` adds it in a pass of its own, and the others say None.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from expertile.ops.low_rank.api import Form, expand, on_device
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
+_Found = tuple[GatherProblem, Callable[..., None], Any]
 
 
 def product(a: _T, b: _T, offs: _T, more: Pair | None, bias: _Maybe = None) -> _T:
@@ -71,7 +73,7 @@ def gates(x: _T, b: _T, rows: _T, offs: _T, bias: _Maybe, form: Form) -> bool:
     return _found(Product.GATED, Gathered(x, b, offs, rows, bias), form) is not None
 
 
-def _found(product: Product, o: Gathered, form: Form) -> tuple[GatherProblem, Any] | None:
+def _found(product: Product, o: Gathered, form: Form) -> _Found | None:
     """`_gather` of operands on a GPU."""
     if not (on_device(o.a) and o.a.is_cuda):
         return None
@@ -85,9 +87,9 @@ def _gathered(product: Product, o: Gathered, form: Form, more: Pair | None, over
     found = _found(product, o, form)
     if found is None:
         return None
-    problem, config = found
+    problem, run, config = found
     outputs = new_outputs(problem, o, overwrite_pre)
-    gluon_gather.run(problem, o, config, outputs, None if more is None else _laid_out(more, o.b))
+    run(problem, o, config, outputs, None if more is None else _laid_out(more, o.b))
     return outputs
 
 
@@ -113,12 +115,14 @@ def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | N
 
 
 @lru_cache(maxsize=1024)
-def _gather(product: Product, fields: tuple[Any, ...], form: Form, device: Device) -> tuple[GatherProblem, Any] | None:
-    """The problem and `gluon_gather`'s config for it, where that or a CUDA C++ kernel is chosen and it takes a second
-    pair."""
+def _gather(product: Product, fields: tuple[Any, ...], form: Form, device: Device) -> _Found | None:
+    """The problem, and the function and config that compute it with a second pair, where a kernel that gathers is
+    chosen; in place of `cuda_gated`, which has no second pair, `gluon_gather`'s."""
     problem: GatherProblem = describe(product, *fields, activation=form[0], interleaved=form[1])
     chosen, config = gathered.select(problem, device)
-    if chosen in (cuda_gather.BACKEND, cuda_gated.BACKEND) and gluon_gather.supports(problem, device) is None:
+    if chosen is cuda_gather.BACKEND:
+        return problem, cuda_gather.run, config
+    if chosen is cuda_gated.BACKEND and gluon_gather.supports(problem, device) is None:
         chosen, config = gluon_gather.BACKEND, gluon_gather.configs(problem, device)[0]
     ours = chosen is gluon_gather.BACKEND and gluon_gather.takes_more(problem, config)
-    return (problem, config) if ours else None
+    return (problem, gluon_gather.run, config) if ours else None

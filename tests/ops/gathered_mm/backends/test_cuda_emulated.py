@@ -8,7 +8,19 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import new_outputs
 from expertile.ops.gathered_mm.backends import cuda_gather, cuda_wgrad
-from tests.ops.gathered_mm.cases import BACKWARD, CASES, GATED, WGRAD, Case, make, over_pre, run_case
+from tests.ops.gathered_mm.cases import (
+    BACKWARD,
+    CASES,
+    GATED,
+    WGRAD,
+    Case,
+    check,
+    make,
+    over_pre,
+    poisoned_outputs,
+    run_case,
+    second_pair,
+)
 from tests.support.cuda_emulator import COMPILER, constant, on_host, shows, without
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -19,6 +31,7 @@ LONGER = (
     Case("longer-gated", GATED, (130, 0, 300), n=264, k=328, past=9),
     Case("short-gated", GATED, (130, 0, 600), n=264, k=40),
     Case("longer-backward", BACKWARD, (130, 0, 300), n=264, k=328, past=9, storage="kn"),
+    Case("ordered-backward", BACKWARD, (130, 0, 300), n=264, k=328, past=9, gathered=""),
     Case("short-backward", BACKWARD, (130, 0, 600), n=520, k=40, storage="kn"),
     Case("longer-wgrad", WGRAD, (130, 0, 600), n=264, k=136, past=9),
     Case("longer-wgrad-gather-b", WGRAD, (130, 0, 600), n=136, k=264, past=9, gathered="b"),
@@ -75,7 +88,7 @@ def test_row_ends_that_decrease_leave_the_counter_at_zero(cuda_folder, monkeypat
 
 def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
     on_host(monkeypatch, cuda_folder, programs=1)
-    case = LONGER[2]
+    case = next(c for c in LONGER if c.name == "longer-backward")
     problem, operands = make(case)
     outputs = new_outputs(problem, operands)
     cuda_gather.run(problem, operands, cuda_gather.Config(), outputs)
@@ -84,6 +97,23 @@ def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
     used = sum(case.sizes)
     for x, y in zip(outputs, over, strict=True):
         assert torch.equal(x[:used], y[:used])
+
+
+MORE = (
+    (Case("halves", GATED, (130, 0, 70, 1), n=136, k=328 + 16, past=9), 16),
+    (Case("interleaved", GATED, (66, 0, 130), n=136, k=72 + 96, interleaved=True, bias=True), 96),
+    (Case("backward", BACKWARD, (130, 0, 70, 1), n=264, k=128 + 16, past=9, storage="kn"), 16),
+    (Case("backward-ordered", BACKWARD, (70, 3, 130), n=72, k=40 + 104, gathered="", interleaved=True), 104),
+)
+
+
+@pytest.mark.parametrize("case, rank", MORE, ids=str)
+def test_a_second_pair_of_operands(case, rank, cuda_folder, monkeypatch):
+    on_host(monkeypatch, cuda_folder, seed=rank)
+    problem, operands, more, full = second_pair(case, rank)
+    outputs = poisoned_outputs(problem, operands)
+    cuda_gather.run(problem, operands, cuda_gather.Config(), outputs, more)
+    check(case, full, outputs)
 
 
 FAULTS = {

@@ -33,10 +33,10 @@ def problem(product=Product.BACKWARD, n=1024, k=4096, rows=65536, groups=32, **c
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=str)
-def test_takes_products_that_gather_rows(case, with_nvrtc):
+def test_takes_products_beside_a_gated_activation(case, with_nvrtc):
     given = cases.make(case)[0]
     reason = BACKEND.supports(given, H100)
-    taken = given.product in (Product.GATED, Product.BACKWARD) and given.gathered == "a" and given.dtype.itemsize == 2
+    taken = given.product in (Product.GATED, Product.BACKWARD) and given.dtype.itemsize == 2
     taken = taken and not (given.intermediate % 8 or given.k % 8)
     assert (reason is None) == taken, reason
 
@@ -51,7 +51,7 @@ def test_takes_products_that_gather_rows(case, with_nvrtc):
         ({"b_strides": (1, 2, 4096)}, "stride 1"),
         ({"b_strides": (4096 * 1024, 1028, 1)}, "strides"),
         ({"a_aligned": False}, "multiples of 16"),
-        ({"gathered": ""}, "gather rows"),
+        ({"product": Product.MM}, "gated activation"),
         ({"product": Product.GATED, "n": 2048, "b_strides": (4096 * 2048, 2048, 1)}, "[E, 2I, K]"),
         ({"groups": 4096}, "4096 of them"),
     ],
@@ -66,21 +66,29 @@ def test_auto_takes_it_where_it_is_faster(with_nvrtc):
         return choose(problem(**changes), device).backend.name
 
     assert name() == name(device=H200) == "cuda_gather"
-    assert name(rows=32 * 256) != "cuda_gather" and name(gathered="") != "cuda_gather"
+    # The fused backward's high tiles: from more rows on the more columns share a copy, and on rows in order.
+    assert name(rows=32 * 16) == "composed" and name(rows=32 * 64) == "cuda_gather"
+    assert name(rows=32 * 256, n=2880) == "composed" and name(rows=32 * 512, n=2880) == "cuda_gather"
+    assert name(rows=32 * 512, gathered="") == "composed" and name(gathered="") == "cuda_gather"
     gated = {"product": Product.GATED, "n": 1536}
     assert name(**gated) == "cuda_gather" and name(device=H200, **gated) == "gluon_gather"
     many = gated | {"n": 4096}
     assert name(device=H200, **many) == "cuda_gather" and name(device=H200, **many, rows=32 * 900) == "gluon_gather"
-    # Its products are rounded before the epilogue, so sums of other numbers of rows would have other bits.
-    assert choose(problem(), H100, batch_invariant=True).backend.name == "gluon_gather"
+    # Its products are rounded before they are activated: sums of other numbers of rows would have other bits.
+    assert choose(problem(**gated), H100, batch_invariant=True).backend.name == "gluon_gather"
+    for rows in (64, 65536):  # of a gated backward it makes all
+        assert choose(problem(rows=rows), H100, batch_invariant=True).backend.name == "cuda_gather"
 
 
+# Problem, bytes of a bias, whether there is a second pair.
 PROGRAMS = {
-    "gated": (problem(Product.GATED), 0),
-    "interleaved-bias": (problem(Product.GATED, interleaved=True, activation="gpt_oss", dtype=torch.float16), 2),
-    "float32-bias": (problem(Product.GATED, save_pre=False, activation="reglu"), 4),
-    "backward": (problem(), 0),
-    "backward-interleaved": (problem(interleaved=True, activation="geglu"), 0),
+    "gated": (problem(Product.GATED), 0, False),
+    "gated-more": (problem(Product.GATED), 0, True),
+    "interleaved-bias": (problem(Product.GATED, interleaved=True, activation="gpt_oss", dtype=torch.float16), 2, False),
+    "float32-bias": (problem(Product.GATED, save_pre=False, activation="reglu"), 4, False),
+    "backward": (problem(), 0, False),
+    "backward-more": (problem(), 0, True),
+    "backward-interleaved": (problem(interleaved=True, activation="geglu"), 0, False),
 }
 
 
@@ -90,15 +98,16 @@ def test_compiles(name):
     """Nothing spills, and the four products of a step are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    given, bias = PROGRAMS[name]
-    code = aot.machine_code(cuda_gather._binary(Config(), cuda_gather._key(given), bias))
+    given, bias, more = PROGRAMS[name]
+    code = aot.machine_code(cuda_gather._binary(Config(), cuda_gather._key(given), bias, more))
     assert not re.search(r"\b(LDL|STL)\b", code)
     products = re.findall(r"HGMMA\.64x256x16[^\n]*", code)
     assert all(("tnspB" in product) == (given.product is Product.BACKWARD) for product in products)
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
     assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
     assert "UTMALDG.3D" in code and "STSM.16.M88" in code
-    assert "BRA.U.ANY" not in code  # a loop over lanes around an instruction of TMA
+    # A loop over lanes around an instruction of TMA; a second pair has one around each arrival of copies.
+    assert len(re.findall(r"BRA\.U\.ANY", code)) == len(re.findall("ARRIVES.LDGSTSBAR", code)) * more
     # A producer's copies follow each other: addresses stand in registers, no constant is waited for between two.
     copies = [m.start() for m in re.finditer("LDGSTS", code)]
     most = max(range(len(copies) - 15), key=lambda i: -(copies[i + 15] - copies[i]))
@@ -107,7 +116,7 @@ def test_compiles(name):
 
 def test_shared_memory_is_what_the_kernel_lays_out():
     """Of the largest problems that are taken."""
-    for given, bias in PROGRAMS.values():
+    for given, bias, _ in PROGRAMS.values():
         fitting = max(g for g in (128, 256, 512, 1024) if BACKEND.supports(replace(given, groups=g), H100) is None)
         assert fitting == (512 if given.product is Product.BACKWARD else 1024)
         assert Config().smem_bytes(given.product, fitting, bias) <= H100.smem_bytes

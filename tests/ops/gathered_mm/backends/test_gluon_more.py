@@ -4,14 +4,13 @@ it compiles to. A case's last columns of K are the second pair's, whose rows sta
 import dataclasses
 
 import pytest
-import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backends import _gluon_kernel, gluon_gather
 from expertile.ops.gathered_mm.backends.gluon_gather import Config
 from tests.ops.gathered_mm import cases
 from tests.ops.gathered_mm.backends.test_gluon_gather import SMALL, SPLIT
-from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, Case
+from tests.ops.gathered_mm.cases import GATED, MM, Case
 from tests.support import aot, gluon_emulator
 from tests.support.fake_driver import compile_only
 from tests.support.mutants import Fault, planted
@@ -22,55 +21,27 @@ CASES = (
     (Case("interleaved", GATED, (66, 0, 130), n=104, k=64 + 96, interleaved=True, bias=True), 96),
     (Case("interleaved-kn", GATED, (66, 0, 130), n=72, k=64 + 32, interleaved=True, storage="kn"), 32),
     (Case("mm", MM, (100, 0, 70, 1), n=136, k=128 + 16, past=3, bias=True, storage="kn"), 16),
-    (Case("backward", BACKWARD, (100, 0, 70, 1), n=136, k=64 + 16, past=9, storage="kn"), 16),
-    (Case("backward-inter", BACKWARD, (70, 3, 130), n=72, k=64 + 16, interleaved=True, activation="geglu"), 16),
     (Case("many-experts", MM, tuple(g % 3 for g in range(130)), n=64, k=64 + 16), 16),
 )
 
 
-def _split(case: Case, rank: int):
-    """Problem, operands and second pair, the full operands beside them."""
-    _, full = cases.make(case)
-    k = case.k - rank
-
-    def cut(first: int, last: int) -> torch.Tensor:
-        part = full.b[:, first:last]
-        return part.contiguous() if case.storage == "kn" else part.transpose(1, 2).contiguous().transpose(1, 2)
-
-    operands = dataclasses.replace(full, a=full.a[:, :k].contiguous(), b=cut(0, k))
-    u = full.a[full.rows.long(), k:].contiguous()
-    u[sum(case.sizes) :] = float("nan")
-    return cases.problem_of(case, operands), operands, (u, cut(k, case.k)), full
-
-
 def _launch(case: Case, rank: int, config: Config):
-    problem, operands, more, full = _split(case, rank)
+    problem, operands, more, full = cases.second_pair(case, rank)
     assert gluon_gather.takes_more(problem, config)
     outputs = cases.poisoned_outputs(problem, operands)
-    sums = None
-    if case.product is BACKWARD:
-        sums = gluon_gather.row_sums(problem, config, operands.a).fill_(float("nan"))
-    made = gluon_gather.prepared(problem, operands, config, outputs, sums, more)
-    return made, full, outputs, sums
+    return gluon_gather.prepared(problem, operands, config, outputs, more), full, outputs
 
 
 def _emulate(case: Case, rank: int, config: Config, seed: int, kernel=_gluon_kernel.gathered_mm_kernel) -> None:
-    if case.product is BACKWARD:
-        config = dataclasses.replace(config, store_parts=1, store_slots=3)
     programs = 2 + seed % 2
-    (launch, _, tensors, pointers), full, outputs, sums = _launch(case, rank, config)
+    (launch, _, tensors, pointers), full, outputs = _launch(case, rank, config)
     gluon_emulator.run(kernel, programs, launch.arguments(tensors, pointers), dict(launch.options), seed)
-    if sums is not None:
-        used = sum(case.sizes)
-        outputs[2].view(-1)[full.slots[:used].long()] = sums[:, :used].sum(0)
     cases.check(case, full, outputs)
 
 
 @pytest.mark.parametrize("config", (*SMALL, *SPLIT), ids=str)
 @pytest.mark.parametrize("case, rank", CASES, ids=str)
 def test_right_in_any_order(case: Case, rank: int, config: Config) -> None:
-    if case.product is BACKWARD and config.split:
-        pytest.skip("its tiles are not split")
     _emulate(case, rank, config, seed=config.num_stages)
 
 
@@ -92,7 +63,7 @@ def test_planted_faults_are_caught(name, tmp_path, monkeypatch) -> None:
 
 
 def test_what_takes_no_second_pair() -> None:
-    problem, *_ = _split(*CASES[0])
+    problem, *_ = cases.second_pair(*CASES[0])
     assert not gluon_gather.takes_more(dataclasses.replace(problem, k=100), Config())
     assert not gluon_gather.takes_more(dataclasses.replace(problem, gathered=""), Config())
 
@@ -100,15 +71,14 @@ def test_what_takes_no_second_pair() -> None:
 COMPILED = (
     Case("qwen3-up", GATED, (4,) * 128, n=256, k=256 + 16),
     Case("gpt-oss-up", GATED, (512,) * 4, n=256, k=128 + 16, interleaved=True, bias=True, activation="gpt_oss"),
-    Case("qwen3-down-gradient", BACKWARD, (4,) * 128, n=256, k=256 + 16, storage="kn"),
 )
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("case", COMPILED, ids=str)
 def test_compiles(case: Case) -> None:
-    """Each tile meets one of the two up-projections, and the larger the gradient."""
-    problem, *_ = _split(case, 16)
+    """Each tile meets one of the two up-projections."""
+    problem, *_ = cases.second_pair(case, 16)
     tiles = {(c.block_m, c.block_n): c for c in gluon_gather.configs(problem, H200) if not c.masked}
     for _, config in sorted(tiles.items())[1 - COMPILED.index(case) % 2 :: 2]:
         (launch, _, tensors, pointers), *_ = _launch(case, 16, config)

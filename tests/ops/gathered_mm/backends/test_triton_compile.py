@@ -11,7 +11,7 @@ from expertile.device import Device
 from expertile.ops.gathered_mm import combine, pointwise
 from expertile.ops.gathered_mm.backends import triton_gather
 from expertile.ops.gathered_mm.backends.triton_gather import Config
-from tests.ops.gathered_mm.cases import BACKWARD, GATED, MM, WGRAD, Case, make, poisoned_outputs
+from tests.ops.gathered_mm.cases import GATED, MM, WGRAD, Case, make, poisoned_outputs
 from tests.support.aot import ptxas_warnings, resources
 from tests.support.fake_driver import compile_only
 
@@ -26,8 +26,6 @@ PLAIN = Case("mm", MM, SIZES, n=512, k=512)
 HALVES = Case("gated-halves", GATED, SIZES, n=512, k=512)
 INTERLEAVED = Case("gated-interleaved-bias", GATED, SIZES, n=512, k=512, interleaved=True, bias=True)
 OTHER_ORDER = Case("gated-kn-no-pre", GATED, SIZES, n=512, k=512, storage="kn", save_pre=False, gathered="")
-BACK = Case("backward", BACKWARD, SIZES, n=512, k=512, storage="kn")
-BACK_INTERLEAVED = Case("backward-interleaved", BACKWARD, SIZES, n=512, k=512, interleaved=True, storage="kn")
 WEIGHTS = Case("wgrad", WGRAD, SIZES, n=512, k=512)
 
 
@@ -38,8 +36,6 @@ WEIGHTS = Case("wgrad", WGRAD, SIZES, n=512, k=512)
         (HALVES, 80, (128, 64, 64, 8, 3)),
         (INTERLEAVED, 90, (128, 128, 64, 8, 3)),
         (OTHER_ORDER, 90, (16, 32, 128, 4, 4)),
-        (BACK, 90, (128, 128, 64, 8, 3)),
-        (BACK_INTERLEAVED, 80, (64, 64, 64, 4, 4)),
         (WEIGHTS, 80, (128, 128, 32, 8, 5)),
         (WEIGHTS, 90, (128, 128, 64, 8, 4)),
     ],

@@ -1,4 +1,4 @@
-// Device code of the `cuda_gather` backend: persistent grouped GEMM for sm_90a whose rows of a are gathered.
+// Device code of the `cuda_gather` backend: persistent grouped GEMM for sm_90a whose rows of a may be gathered.
 //
 // Tiles of 128 x 256. Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of three stages
 // full, 64 summands deep: a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared
@@ -7,7 +7,10 @@
 //   GATED     the tile's left half is gate, its right half up: act = f(gate, up), and pre where it is kept
 //   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
 //
-// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, HALF),
+// With MORE the products of a second pair of operands, whose rows stand in order, are added in the same sums: as more
+// steps of K.
+//
+// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, HALF, MORE),
 // multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu, ring.cu and the other files that it names.
 
 constexpr int STEP = 64;                              // summands of a stage, 128 bytes
@@ -20,45 +23,52 @@ constexpr int ASK = 4;                                // steps of a tile before 
 
 struct Shared { u32 stages, products, pre, bias, full, empty, staged, free; Queue queue; };
 
-// The row number of a row of a tile; past the group's last row, that one's.
+// The row of a that a row of a tile is, past the group's last row that one's; rows null: they stand in order.
 __device__ __forceinline__ int token_of(const int* rows, const Tile& tile, int row) {
-  const int r = tile.row + row;
-  return rows[r < tile.row_end ? r : tile.row_end - 1];
+  const int r = min(tile.row + row, tile.row_end - 1);
+  return rows ? rows[r] : r;
 }
 
+// What TMA loads (of an up-projection gate and up apart), and how many summands there are.
+struct Weights { const TensorMap *map, *up_map; int K; };
+
 struct Inputs {
-  const TensorMap *b_map, *up_map;
-  const char *a, *bias;
+  Weights weights, more_weights;
+  const char *a, *more, *bias;
   const int *rows;
   int* counter;  // null: program p of P takes tiles p, p + P, p + 2P, ...
-  int K, inner;
+  int inner;
   long long pitch;
 };
 
-// One stage. Both warps load b, half of it each.
-__device__ __forceinline__ void fill(const Shared& s, const Inputs& in, const Tile& tile, const char* const* from,
-                                     const Ring<STAGES>& ring, int step) {
+__device__ __forceinline__ int steps_of(int K) { return (K + STEP - 1) / STEP; }
+
+// One stage, from summand k on. source(i): where a thread's copy of a row's part begins. Both warps load b, half of it
+// each.
+template <class Source>
+__device__ __forceinline__ void fill(const Shared& s, const Weights& w, const Tile& tile, const Ring<STAGES>& ring, int k,
+                                     const Source& source) {
   const int thread = threadIdx.x % PRODUCERS, chunk = thread % 8, first_row = thread / 8, half = thread / LANES;
-  const int k = step * STEP;
   const u32 bar = s.full + ring.stage * 8;
   const u32 a = s.stages + ring.stage * STAGE_BYTES, b = a + A_BYTES + half * (B_BYTES / 2);
   barrier_wait(s.empty + ring.stage * 8, ring.parity);
   if (elected()) {
     barrier_expect(bar, B_BYTES / 2);
 #if PRODUCT == GATED
-    tma_3d(b, half ? *in.up_map : *in.b_map, bar, k, tile.col, tile.group);
+    tma_3d(b, half ? *w.up_map : *w.map, bar, k, tile.col, tile.group);
 #elif K_MAJOR
-    tma_3d(b, *in.b_map, bar, k, tile.col + half * (COLUMNS / 2), tile.group);
+    tma_3d(b, *w.map, bar, k, tile.col + half * (COLUMNS / 2), tile.group);
 #else
 #pragma unroll
     for (int i = 0; i < COLUMNS / 128; i++)
-      tma_3d(b + i * BLOCK_BYTES, *in.b_map, bar, tile.col + half * (COLUMNS / 2) + i * 64, k, tile.group);
+      tma_3d(b + i * BLOCK_BYTES, *w.map, bar, tile.col + half * (COLUMNS / 2) + i * 64, k, tile.group);
 #endif
   }
   const u32 to = a + first_row * 128 + ((chunk ^ first_row % 8) << 4);
-  const u32 bytes = k + chunk * 8 < in.K ? 16 : 0;
+  const u32 bytes = k + chunk * 8 < w.K ? 16 : 0;
 #pragma unroll
-  for (int i = 0; i < PASSES; i++) copy_16(to + i * 1024, from[i] + k * 2, bytes);
+  for (int i = 0; i < PASSES; i++) copy_16(to + i * 1024, source(i), bytes);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 
 // Bias of a tile's columns, as they lie in memory, two values a copy.
@@ -80,7 +90,7 @@ __device__ __forceinline__ void copy_bias(const Shared& s, const Inputs& in, con
 
 __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const Groups& groups) {
   const int thread = threadIdx.x % PRODUCERS, lane = threadIdx.x % LANES, warp = thread / LANES;
-  const int steps = (in.K + STEP - 1) / STEP;
+  const int steps = steps_of(in.weights.K);
   // Copies of a thread: 16 bytes of rows first_row + 8 i. A lane asks for the row numbers of passes lane / 4 and 8 more.
   const int asked = warp * 4 + lane % 4 + lane / 4 * 8;
   Ring<STAGES> ring{0, 1};
@@ -104,8 +114,8 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
     Tile after;
     copy_bias(s, in, tile, number);
     for (int step = 0; step < steps; step++) {
-      fill(s, in, tile, from, ring, step);
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(s.full + ring.stage * 8) : "memory");
+      const int k = step * STEP;
+      fill(s, in.weights, tile, ring, k, [&](int i) { return from[i] + k * 2; });
       ring.advance();
       if (step == ASK || (step == steps - 1 && step < ASK)) {
         if (warp == 0) {
@@ -117,6 +127,15 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
         if (after.group >= 0) token = token_of(in.rows, after, asked), more = token_of(in.rows, after, asked + 64);
       }
     }
+#if MORE
+    const int pitch = in.more_weights.K * 2, last = tile.row_end - 1 - tile.row;
+    for (int step = 0; step < steps_of(in.more_weights.K); step++) {
+      const int k = step * STEP;
+      const char* rows = in.more + (long long)tile.row * pitch + (k + lane % 8 * 8) * 2;
+      fill(s, in.more_weights, tile, ring, k, [&](int i) { return rows + min(thread / 8 + i * 8, last) * pitch; });
+      ring.advance();
+    }
+#endif
     tile = after;
   }
 }
@@ -159,8 +178,8 @@ __device__ __forceinline__ void add_bias(float* sum, u32 bias) {
 #endif
 }
 
-__device__ __forceinline__ void consume(const Shared& s, int consumer, int K) {
-  const int lane = threadIdx.x % LANES, steps = (K + STEP - 1) / STEP;
+__device__ __forceinline__ void consume(const Shared& s, int consumer, int steps) {
+  const int lane = threadIdx.x % LANES;
   const u32 a = low_word(s.stages + consumer * BLOCK_BYTES);
   const u32 b = K_MAJOR ? low_word(s.stages + A_BYTES) : block_word(s.stages + A_BYTES, BLOCK_BYTES);
   Ring<STAGES> ring{0, 0};
@@ -220,8 +239,12 @@ __device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) 
 }
 
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS + 32 * FINISHERS, 1)
-gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map, const char* a,
-            const int* rows, const int* offs, const char* bias, const int* slots, const float* weights, char* out,
+gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
+#if MORE
+            const __grid_constant__ TensorMap more_map, const __grid_constant__ TensorMap more_up_map, const char* more,
+            int rank,
+#endif
+            const char* a, const int* rows, const int* offs, const char* bias, const int* slots, const float* weights, char* out,
             char* pre, char* dpre, float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
   extern __shared__ char memory[];
   u32 at;
@@ -254,14 +277,20 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
   asm volatile("griddepcontrol.wait;" ::: "memory");
   const Groups groups = count_tiles(lists, offs, G, inner);
   __syncthreads();
+#if MORE
+  const Weights second{&more_map, &more_up_map, rank};
+#else
+  const Weights second{};
+  const char* more = nullptr;
+#endif
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0);
   if (warp < 4 * CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(200));
-    consume(s, warp / 4, K);
+    consume(s, warp / 4, steps_of(K) + (MORE ? steps_of(second.K) : 0));
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(104));
     if (warp < 4 * CONSUMERS + PRODUCERS / LANES)
-      produce(s, Inputs{&b_map, &up_map, a, bias, rows, counter, K, inner, pitch}, groups);
+      produce(s, Inputs{{&b_map, &up_map, K}, second, a, more, bias, rows, counter, inner, pitch}, groups);
     else
       finish_tiles(s, Outputs{out, pre, dpre, weights, slots, sums, R, inner});
   }

@@ -33,30 +33,3 @@ def activate(gate, up, ACTIVATION: gl.constexpr):
     else:
         gate = gl.where(gate > _GPT_OSS_LIMIT, _GPT_OSS_LIMIT, gate)
         return gate * _sigmoid(_GPT_OSS_SCALE * gate) * (_clamp(up) + 1.0)
-
-
-@gluon.jit
-def activate_backward(gate, up, grad, ACTIVATION: gl.constexpr):
-    """(f(gate, up), gradient of gate, gradient of up) for the gradient `grad` of f."""
-    if ACTIVATION == "reglu":
-        glu = gl.where(gate < 0.0, 0.0, gate)
-        return glu * up, gl.where(gate > 0.0, grad * up, 0.0), grad * glu
-    elif ACTIVATION == "swiglu":
-        sigma = _sigmoid(gate)
-        glu = gate * sigma
-        return glu * up, grad * up * (sigma + glu * (1.0 - sigma)), grad * glu
-    elif ACTIVATION == "geglu":
-        square = gate * gate
-        sigma = _sigmoid(_GELU_SCALE * gate * (1.0 + _GELU_CUBIC * square))
-        glu = gate * sigma
-        slope = sigma + glu * (1.0 - sigma) * (_GELU_SCALE * (1.0 + 3.0 * _GELU_CUBIC * square))
-        return glu * up, grad * up * slope, grad * glu
-    else:
-        above = gate > _GPT_OSS_LIMIT
-        clamped = _clamp(up)
-        factor = clamped + 1.0
-        gate = gl.where(above, _GPT_OSS_LIMIT, gate)
-        sigma = _sigmoid(_GPT_OSS_SCALE * gate)
-        glu = gate * sigma
-        slope = sigma + glu * (1.0 - sigma) * _GPT_OSS_SCALE
-        return glu * factor, gl.where(above, 0.0, grad * factor * slope), gl.where(clamped == up, grad * glu, 0.0)

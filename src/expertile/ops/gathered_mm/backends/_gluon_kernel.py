@@ -1,8 +1,8 @@
 """Device code of `gluon_gather`: persistent, warp-specialised grouped GEMM for sm_90a whose rows may be gathered.
 
 Producers keep a ring of STAGES shared-memory stages full (`_gluon_producer`). Two consumers, a warpgroup each,
-multiply, and while one finishes its tile (`_gluon_epilogue`, `_gluon_backward`) the other has the tensor cores. As in
-`grouped_mm`'s kernel they share the tiles in one of two ways:
+multiply, and while one finishes its tile (`_gluon_epilogue`) the other has the tensor cores. As in `grouped_mm`'s
+kernel they share the tiles in one of two ways:
 
   pingpong  Each takes every other tile of the program; a pair of barriers keeps their main loops apart.
   split     Both take the same tile, each ROWS of its rows, and run freely; consumer 1 starts a stage late.
@@ -24,12 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from expertile.ops.gathered_mm.backends._gluon_backward import fetch_pre, routing_weights, store_backward
 from expertile.ops.gathered_mm.backends._gluon_epilogue import store_gated, store_plain
 from expertile.ops.gathered_mm.backends._gluon_producer import fill_in_order, produce_gathered
 from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.load import produce
-from expertile.ops.hopper.prologue import make_barriers, slots
+from expertile.ops.hopper.prologue import make_barriers, make_order, slots
 from expertile.ops.hopper.ring import multiply_rest, skip, steps_of
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.tiles import make_plan, place_of
@@ -65,9 +64,9 @@ class Shape(NamedTuple):
 # What every partition is handed. The plan of tiles reads LAYOUT, G, M, N, K, offs, BLOCK_M, BLOCK_N, GROUP_M and
 # GROUPS_POW2; queue, queued, tile_counter and DYNAMIC say which of them a program takes.
 Context = context_of(
-    "a_desc b_desc out_desc pre_desc dpre_desc more_a_desc more_b_desc",
-    "a_smem b_smem c_smem full empty order loaded queue queued",
-    "a rows offs bias slots weights sums tile_counter G M N K A_PITCH",
+    "a_desc b_desc out_desc pre_desc more_a_desc more_b_desc",
+    "a_smem b_smem c_smem full empty order queue queued",
+    "a rows offs bias tile_counter G M N K A_PITCH",
     Shape,
 )
 
@@ -141,7 +140,6 @@ def _consumer_split(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
 
 @gluon.jit
 def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
-    part_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, p.BLOCK_N // 8, 16])
     plan = make_plan(p)
     tile = 0
     # The ring's steps go on through the other consumer's tiles.
@@ -152,21 +150,13 @@ def _consumer_pingpong(p, CONSUMER: gl.constexpr, mma_layout: gl.constexpr):
         t = take(p, 1, t + gl.num_programs(0))
     place = place_of(p, plan, t)
     while t < plan.total:
-        row, row_end, col = place.row, place.row_end, place.col
-        if p.PRODUCT == "backward":
-            # Both are there by the time the products are.
-            fetch_pre(p, row, row_end, col, CONSUMER)
-            weight = routing_weights(p, row, row_end, part_layout)
         mbarrier.wait(p.order.index(CONSUMER), (tile & 1) ^ (1 - CONSUMER))
         acc = _multiply(p, step, 0, 1 - CONSUMER, mma_layout)
         # Looked up while the other consumer keeps the tensor cores busy.
         take(p, 2 * tile + CONSUMER + 1, t + gl.num_programs(0))
         after = take(p, 2 * tile + CONSUMER + 2, t + 2 * gl.num_programs(0))
         next_place = place_of(p, plan, after)
-        if p.PRODUCT == "backward":
-            store_backward(p, acc, weight, row, row_end, col, CONSUMER, part_layout)
-        else:
-            _store_tile(p, acc, place, tile, 0, CONSUMER, mma_layout)
+        _store_tile(p, acc, place, tile, 0, CONSUMER, mma_layout)
         step += 2 * steps_of(p, p.K)
         tile += 1
         t = after
@@ -193,25 +183,19 @@ def _producer(p):
 @gluon.jit(
     # One compilation serves every token count.
     do_not_specialize=["G", "M", "N", "K", "A_PITCH"],
-    do_not_specialize_on_alignment=[
-        f"{name}_ptr" for name in ("rows", "offs", "bias", "slots", "weights", "sums", "tile_counter")
-    ],
+    do_not_specialize_on_alignment=[f"{name}_ptr" for name in ("rows", "offs", "bias", "tile_counter")],
 )
 def gathered_mm_kernel(
     a_desc,
     b_desc,
     out_desc,
     pre_desc,
-    dpre_desc,
     more_a_desc,
     more_b_desc,
     a_ptr,
     rows_ptr,
     offs_ptr,
     bias_ptr,
-    slots_ptr,
-    weights_ptr,
-    sums_ptr,
     tile_counter_ptr,
     G,
     M,
@@ -234,7 +218,7 @@ def gathered_mm_kernel(
     c_smem = slots(out_desc, 2 * SHAPE.STORE_SLOTS)
     # One arrival for what TMA brings, and one for each thread of the four gathering warps.
     full, empty = make_barriers(SHAPE.STAGES, 129 if SHAPE.GATHERED != "" else 1, SHAPE.BLOCK_M // SHAPE.ROWS)
-    order, loaded = make_barriers(2, 1, 1)
+    order = make_order()
     queue, queued = make_queue(SHAPE.DYNAMIC, empty)
     fence_async_shared()
     if SHAPE.MASKED:
@@ -242,11 +226,11 @@ def gathered_mm_kernel(
         gdc_wait()
         gdc_launch_dependents()
     p = Context(
-        (a_desc, b_desc, out_desc, pre_desc, dpre_desc),
+        (a_desc, b_desc, out_desc, pre_desc),
         (a_desc if more_a_desc is None else more_a_desc, b_desc if more_b_desc is None else more_b_desc),
         (a_smem, b_smem, c_smem),
-        (full, empty, order, loaded, queue, queued),
-        (a_ptr, rows_ptr, offs_ptr, bias_ptr, slots_ptr, weights_ptr, sums_ptr, tile_counter_ptr),
+        (full, empty, order, queue, queued),
+        (a_ptr, rows_ptr, offs_ptr, bias_ptr, tile_counter_ptr),
         (G, M, N, K, A_PITCH),
         SHAPE,
     )

@@ -1,14 +1,14 @@
-"""The kernels of `triton_gather`: one for products of ragged rows, with three epilogues, one for weight gradients."""
+"""The kernels of `triton_gather`: one for products of ragged rows, gated or not, one for weight gradients."""
 
 import triton
 import triton.language as tl
 
-from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward
-from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
+from expertile.ops.gathered_mm.activation_kernel import activate
+from expertile.ops.gathered_mm.pointwise import store_pre
 from expertile.ops.grouped_mm.persistent import columns, count_tiles, locate_tile
 
 
-@triton.jit(do_not_specialize=["groups", "rows", "GROUP_M"])
+@triton.jit(do_not_specialize=["groups", "GROUP_M"])
 def gather_kernel(
     a_ptr,
     b_ptr,
@@ -17,14 +17,9 @@ def gather_kernel(
     rows_ptr,
     offs_ptr,
     bias_ptr,
-    pre_ptr,
-    slots_ptr,
-    weights_ptr,
-    sums_ptr,
     N,
     K,
     groups,
-    rows,
     a_stride_m,
     a_stride_k,
     b_stride_g,
@@ -48,8 +43,7 @@ def gather_kernel(
 ):
     """N: columns of the product; for EPILOGUE "gated" those of the activation, half as many as b has.
 
-    out: the product ("mm"), pre or None ("gated"), dpre ("backward"). act: act or act_w. sums [tiles across, `rows`]:
-    each tile's part of the routing weights' gradient."""
+    out: the product ("mm"), pre or None ("gated"). act: that of "gated"."""
     total, ends = count_tiles(offs_ptr, 0, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         group, row, row_end, col, col_end, _, _ = locate_tile(
@@ -96,10 +90,6 @@ def gather_kernel(
         pieces = columns(acc, PARTS)
         ups = columns(acc_up, PARTS) if EPILOGUE == "gated" else pieces
         at = row_of.to(tl.int64)[:, None] * N
-        if EPILOGUE == "backward":
-            slot = tl.load(slots_ptr + row_of, mask=used, other=0)
-            weight = tl.load(weights_ptr + slot, mask=used, other=0.0)[:, None]
-            total_of_row = tl.zeros((BLOCK_M,), tl.float32)
         for i in tl.static_range(PARTS):
             start = col + i * WIDTH
             place = start + tl.arange(0, WIDTH)
@@ -114,21 +104,11 @@ def gather_kernel(
                     up += bias_up.to(tl.float32)[None, :]
             if EPILOGUE == "mm":
                 tl.store(out_ptr + target, piece.to(out_ptr.dtype.element_ty), mask=inside)
-            elif EPILOGUE == "gated":
+            else:
                 if out_ptr is not None:
                     store_pre(out_ptr, at, start, used[:, None], N, piece, up, INTERLEAVED, WIDTH, EVEN_N)
                 value = activate(piece, up, ACTIVATION)
                 tl.store(act_ptr + target, value.to(act_ptr.dtype.element_ty), mask=inside)
-            else:
-                gate, up = load_pre(pre_ptr, at, start, used[:, None], N, INTERLEAVED, WIDTH, EVEN_N)
-                # pre may be dpre, and another thread may store an element than loads it.
-                tl.debug_barrier()
-                value, d_gate, d_up = activate_backward(gate, up, piece * weight, ACTIVATION)
-                total_of_row += tl.sum(piece * value, 1)
-                tl.store(act_ptr + target, (value * weight).to(act_ptr.dtype.element_ty), mask=inside)
-                store_pre(out_ptr, at, start, used[:, None], N, d_gate, d_up, INTERLEAVED, WIDTH, EVEN_N)
-        if EPILOGUE == "backward":
-            tl.store(sums_ptr + (col_64 // BLOCK_N) * rows + row_of, total_of_row, mask=used)
 
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])

@@ -1,12 +1,12 @@
-"""cuda_gather: our CUDA C++ kernel for products with gathered rows and a gated activation, for sm_90a, by NVRTC.
+"""cuda_gather: our CUDA C++ kernel for products around a gated activation, rows gathered, for sm_90a, by NVRTC.
 
     GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
     BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
            dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
 
-bf16 and fp16, float32 accumulation. Tiles of 128 x 256, and epilogue warps that work on one tile while the
-consumers multiply the next: `_cuda_gather.cu` says how. Products are handed over rounded to the dtype, so f is that of
-the rounded pre, and a_r of BACKWARD is rounded, as `composed` has it.
+bf16 and fp16, float32 accumulation; rows gathered, or in order. Tiles of 128 x 256, and epilogue warps that work on
+one tile while the consumers multiply the next: `_cuda_gather.cu` says how. Products are handed over rounded to the
+dtype, so f is that of the rounded pre, and a_r of BACKWARD is rounded, as `composed` has it.
 
 What Gluon lacked (`gluon_gather`): warps beside producers and consumers that share shared memory with both, without a
 barrier of the whole program. There a wide tile's epilogue stands between two tiles, or tiles are 128 x 128 and cross
@@ -17,6 +17,7 @@ import ctypes
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import refusal
 from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
+from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.cuda_grouped import loadable
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
@@ -38,7 +40,8 @@ _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in 
 _PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold
 _PRODUCTS = {Product.GATED: 1, Product.BACKWARD: 2}
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
+_MAPS = (nvrtc.TensorMap, nvrtc.TensorMap)
+_TYPES = (*(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Config:
         pre = _PRE_BYTES if product is Product.BACKWARD else 0
         return 1024 + ring + _ROWS * _COLUMNS * 2 + pre + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
 
-    def source(self, p: GatherProblem, bias: int) -> str:
-        """The program for a problem with a bias of `bias` bytes a value, 0 for none."""
+    def source(self, p: GatherProblem, bias: int, more: bool) -> str:
+        """The program for a problem with a bias of `bias` bytes a value, 0 for none; `more`: with a second pair."""
         half = p.dtype is torch.float16
         k_major = int(p.b_strides[1] == 1)
         macros = {
@@ -69,6 +72,7 @@ class Config:
             "BIAS": bias,
             "BAND": self.group_m,
             "HALF": int(half),
+            "MORE": int(more),
         }
         return nvrtc.program(macros, nvrtc.multiply(256, half, (0, 1 - k_major)), *_SOURCES)
 
@@ -78,8 +82,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
     p = problem
     if reason := refusal(p, device):
         return reason
-    if p.gathered != "a" or p.product not in _PRODUCTS:
-        return "computes products that gather rows of a beside a gated activation, nothing else"
+    if p.product not in _PRODUCTS:
+        return "computes products beside a gated activation, nothing else"
     if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
     if Config().smem_bytes(p.product, power_of_two(p.groups, 32), 4 * p.has_bias) > device.smem_bytes:
@@ -97,22 +101,30 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     return Config(dynamic=dynamic), Config(16, dynamic), Config(dynamic=not dynamic)
 
 
+def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
+    """All configs for BACKWARD: one tile serves any number of rows. Up-projections of few rows want other tiles, those
+    of `gluon_gather`."""
+    return configs(problem, device) if problem.product is Product.BACKWARD else ()
+
+
 def _key(p: GatherProblem) -> GatherProblem:
     """The problem without what a program does not depend on."""
     strides = (0, 1, 0) if p.b_strides[1] == 1 else (0, 0, 1)
-    return replace(p, groups=1, m=1, n=8, k=8, tokens=1, a_strides=(8, 1), b_strides=strides, weights_shape=())
+    one = replace(p, groups=1, m=1, n=8, k=8, tokens=1, gathered="", weights_shape=())
+    return replace(one, a_strides=(8, 1), b_strides=strides)
 
 
 @lru_cache(maxsize=64)
-def _binary(config: Config, key: GatherProblem, bias: int) -> bytes:
-    return nvrtc.compiled(config.source(key, bias), "--ftz=true")
+def _binary(config: Config, key: GatherProblem, bias: int, more: bool) -> bytes:
+    return nvrtc.compiled(config.source(key, bias, more), "--ftz=true")
 
 
 @lru_cache(maxsize=64)
-def _kernel(config: Config, key: GatherProblem, bias: int, groups: int, device: int) -> nvrtc.Kernel:
+def _kernel(config: Config, key: GatherProblem, bias: int, more: bool, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
     smem_bytes = config.smem_bytes(key.product, groups, bias)
-    return nvrtc.kernel(_binary(config, key, bias), "gathered_mm", _TYPES, 3 * 128, smem_bytes)
+    types = (*_MAPS, *((*_MAPS, _ADDRESS, _INT) if more else ()), *_TYPES)
+    return nvrtc.kernel(_binary(config, key, bias, more), "gathered_mm", types, 3 * 128, smem_bytes)
 
 
 def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.TensorMap]:
@@ -130,10 +142,22 @@ def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.
     return made, made
 
 
-def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD."""
+def _second(p: GatherProblem, more: Pair | None) -> tuple[Any, ...]:
+    """The kernel's arguments for a second pair of operands."""
+    if more is None:
+        return ()
+    u, factor = more
+    rank = u.shape[1]
+    strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)  # laid out as b is
+    return *_weights(replace(p, k=rank, b_strides=strides), factor), u.data_ptr(), rank
+
+
+def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None) -> None:
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD.
+
+    `more`: a second pair of operands, u [R, r] with rows in order and b [E, r, N] laid out as b is, r a multiple of 8,
+    both without gaps: u[row] @ b[g] is added to the product, in the same accumulators."""
     p, o = problem, operands
-    assert o.rows is not None
     bias, pre, sums = loadable(o.bias, p.dtype), o.pre, None
     if p.product is Product.BACKWARD:
         dpre, act_w, _ = outputs
@@ -150,9 +174,9 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         given = (o.a, o.rows, o.offs, bias, o.slots, o.weights, *results, sums, counter)
         tensors = (None if x is None else x.data_ptr() for x in given)
         sizes = (p.groups, p.m, p.k, p.intermediate, p.a_strides[0] * 2)
-        kernel = _kernel(config, _key(p), nbytes, power_of_two(p.groups, 32), o.a.get_device())
+        kernel = _kernel(config, _key(p), nbytes, more is not None, power_of_two(p.groups, 32), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
-        arguments = (*_weights(p, o.b), *tensors, *sizes)
+        arguments = (*_weights(p, o.b), *_second(p, more), *tensors, *sizes)
         kernel.launch(programs, nvrtc.current_stream(o.a.get_device()), arguments, starts_early(p))()
         if sums is not None:
             assert o.slots is not None
@@ -165,4 +189,5 @@ BACKEND = Backend(
     supports=supports,
     configs=configs,
     run=run,
+    invariant=invariant,
 )

@@ -2,8 +2,6 @@
 
     MM     out[r] = a[rows[r]] @ b[g] (+ bias[g])
     GATED  pre[r] = a[rows[r]] @ b[g] (+ bias[g]), act[r] = f(gate, up)
-    BACKWARD  with a_r = dy[rows[r]] @ b[g] and routing weight w:
-           dpre[r] = f'(pre[r]) (w a_r), act_w[r] = w f(pre[r]), dweights[slots[r]] = <a_r, f(pre[r])>
 
 bf16 and fp16, float32 accumulation. Rows are gathered inside by cp.async, 16 bytes a thread, or come by TMA where
 `rows` is None; b comes by TMA and all results leave by TMA, so groups need no padding. The activation is that of the
@@ -24,7 +22,6 @@ from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import Shape, gathered_mm_kernel
 from expertile.ops.gathered_mm.backends._hopper import refusal
-from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
@@ -42,7 +39,7 @@ class Config:
 
     block_n: columns of the product's tile (half of them gate, half up, where it is gated).
     group_m: rows of tiles that share one pass over an expert's weights.
-    store_parts: pieces in which a result of half a tile's width leaves; 1 for the backward pass.
+    store_parts: pieces in which a result of half a tile's width leaves.
     store_slots: buffers, of a piece each, through which each of the two consumers stores.
     split: both consumers share a tile, half of its rows each; else each takes every other tile.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
@@ -77,6 +74,8 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
     p = problem
     if reason := refusal(p, device):
         return reason
+    if p.product is Product.BACKWARD:
+        return "computes no backward pass of an activation"
     if p.m > MAX_ROWS:
         return f"at most {MAX_ROWS} rows (the ragged descriptors' limit), not {p.m}"
     if p.groups > 1024:
@@ -97,8 +96,6 @@ _VECTOR = 8  # elements of a 16-byte copy
 _TILE_COLUMNS = 8  # what a tile costs beside its weights: plan, first load and store, in columns of weights
 # As wide as _SPLIT, so as few gathered bytes; in turn, so that stores are hidden; the small buffer makes a fifth stage.
 _HIGH_64 = Config(block_m=64, block_n=256, num_stages=5, group_m=16, store_parts=2, store_slots=1)
-_BACKWARD = Config(num_stages=4, store_slots=3)
-_BACKWARD_SMALL_M = Config(block_m=64, num_stages=7, store_slots=3)
 # FLOP/s of whole tiles with gathered rows, by (block_m, block_n), of those of 128x256. What lowers it is what crosses
 # from L2 (docs/notes/grouped_mm.md, "Gathered products").
 _RATES = {(128, 256): 1.0, (64, 256): 0.99, (128, 128): 0.86, (64, 128): 0.69}
@@ -108,11 +105,6 @@ _CANDIDATES = (_LARGE_M, _SPLIT, _DYNAMIC, _LARGE_M_ONE_OUTPUT, _SMALL_M, _HIGH_
 
 @lru_cache(maxsize=1024)
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
-    if problem.product is Product.BACKWARD:
-        # Its epilogue has three buffers, no more and no fewer. With rows in order and gate and up apart 128 rows cost
-        # less than the half tile that they waste.
-        few = problem.mean_group <= (400 if problem.gathered or problem.interleaved else 128)
-        return (_BACKWARD_SMALL_M, _BACKWARD) if few else (_BACKWARD, _BACKWARD_SMALL_M)
     decode = (_decode(problem, device),) if problem.gathered and problem.mean_group <= 64 else ()
     candidates = (_default(problem, device), *decode, *_CANDIDATES)
     fitting = (c for c in candidates if c.smem_bytes <= device.smem_bytes)
@@ -121,7 +113,7 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
 
 def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """All configs: each adds the products of an element 16 at a time (the K of a wgmma), in the order of k, to one
-    float32 sum, and those of a routing weight's gradient by columns of 128."""
+    float32 sum."""
     return configs(problem, device)
 
 
@@ -201,7 +193,7 @@ def _weights(p: GatherProblem, config: Config) -> Blocks:
 def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: int, rank: int = 0) -> Launch:
     """The launch of `gathered_mm_kernel` on GPU number `device` for this problem, with a second pair of operands of
     `rank` columns."""
-    gated, backward, gathered = p.product is Product.GATED, p.product is Product.BACKWARD, p.gathered != ""
+    gathered = p.gathered != ""
     box = (config.rows, config.block_n // 2 // config.store_parts)
     rows = p.tokens if gathered else p.m
     inner = p.intermediate
@@ -214,7 +206,7 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
         strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)  # laid out as b is
         more_b = _weights(replace(p, k=rank, b_strides=strides), config)
     out = pre = ragged(inner, inner, box)
-    if backward or (gated and p.save_pre):
+    if p.product is Product.GATED and p.save_pre:
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
     shape = shape_of(
         Shape,
@@ -229,57 +221,34 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
     # Early for few rows, where the launch is a good part of the time (`launch.device.starts_early`).
     options = options_of(shape, 2, (208, 88) if gathered else (232, 40), early=config.masked)
     i32 = torch.int32
-    f32 = torch.float32 if backward else p.dtype
-    blocks, pointers = (a, b, out, pre, pre, more_a, more_b), (p.dtype, i32, i32, bias_dtype, i32, f32, f32, i32)
+    blocks, pointers = (a, b, out, pre, more_a, more_b), (p.dtype, i32, i32, bias_dtype, i32)
     numbers = (p.groups, p.m, p.n, p.k + more * config.block_k, p.a_strides[0] // _VECTOR)
     programs = Device.current(torch_device(device)).sm_count
-    return Launch(gathered_mm_kernel, blocks, (p.dtype,) * 7, pointers, numbers, options, programs)
+    return Launch(gathered_mm_kernel, blocks, (p.dtype,) * 6, pointers, numbers, options, programs)
 
 
 def prepared(
-    p: GatherProblem,
-    operands: Operands,
-    config: Config,
-    outputs: Outputs,
-    sums: torch.Tensor | None = None,
-    more: Pair | None = None,
+    p: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None
 ) -> tuple[Launch, int, tuple[Any, ...], tuple[Any, ...]]:
     """The launch, and what it runs with: the device, the tensors of its descriptors, and those of its pointers (any
-    others for what is absent).
-
-    `sums` [tiles across, R] float32, for BACKWARD: row sums of every column of tiles. `more`: `run`'s."""
+    others for what is absent). `more`: `run`'s."""
     o, device = operands, operands.a.get_device()
     rank, pair = (0, (o.a, o.b)) if more is None else (more[0].shape[1], more)
     launch = _launch(p, config, p.dtype if o.bias is None else o.bias.dtype, device, rank)
     rows, bias = o.offs if o.rows is None else o.rows, o.a if o.bias is None else o.bias
     counter = tile_counter(config.dynamic, o.offs)
-    if p.product is Product.BACKWARD:
-        dpre, act_w, _ = outputs
-        pointers = (o.a, rows, o.offs, bias, o.slots, o.weights, sums, counter)
-        return launch, device, (o.a, o.b, act_w, o.pre, dpre, *pair), pointers
     out, pre = (*outputs, None)[:2]
     pre = out if pre is None else pre
-    return launch, device, (o.a, o.b, out, pre, pre, *pair), (o.a, rows, o.offs, bias, o.offs, out, out, counter)
-
-
-def row_sums(p: GatherProblem, config: Config, like: torch.Tensor) -> torch.Tensor:
-    """Room for the row sums of every column of tiles."""
-    return like.new_empty((-(-p.n // config.block_n), p.m), dtype=torch.float32)
+    return launch, device, (o.a, o.b, out, pre, *pair), (o.a, rows, o.offs, bias, counter)
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None) -> None:
-    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel, two for BACKWARD.
+    """Compute into `outputs` (rows past offs[-1] are left alone); queues a kernel.
 
     `more`: a second pair of operands, u [R, r] with rows in order and b [E, r, N] laid out as b is, r a multiple of 8,
     both without gaps: u[row] @ b[g] is added to the product, in the same accumulators."""
-    if operands.pre is not None and operands.pre.data_ptr() % 16:
-        operands = replace(operands, pre=operands.pre.clone())
-    sums = row_sums(problem, config, operands.a) if problem.product is Product.BACKWARD else None
-    launch, device, tensors, pointers = prepared(problem, operands, config, outputs, sums, more)
+    launch, device, tensors, pointers = prepared(problem, operands, config, outputs, more)
     launch.run(device, tensors, pointers)
-    if sums is not None:
-        assert operands.slots is not None
-        add_row_sums(sums, operands.slots, operands.offs, outputs[2])
 
 
 BACKEND = Backend(

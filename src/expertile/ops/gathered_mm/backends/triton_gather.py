@@ -2,12 +2,10 @@
 
     MM        out[r] = x[rows[r]] @ b[g] (+ bias[g])
     GATED     pre[r] = the same; act[r] = f(gate, up) from the float32 sums
-    BACKWARD  a_r = dy[rows[r]] @ down[g]ᵀ stays in registers; dpre, act_w and each tile's part of <a_r, f(pre[r])>
     WGRAD     out[g] = Σ_r a[rows[r]]ᵀ b[r]
 
 Rows are looked up once a tile and loaded where they lie, 16 bytes at a time where K is contiguous, so no permuted copy
 of x exists. A tile of GATED has two sums, of gate and of up columns, whether those are neighbours or half a row apart.
-The routing weights' gradient is summed over a row's tiles by a second, small launch, always in the same order.
 
 Bytes: x and b at least once (a tile reads (BLOCK_M + BLOCK_N) · K elements, mostly from L2), the outputs once. Limits:
 as `grouped_mm`'s triton_pointer: cp.async through addresses in registers, about 0.6 of the peak on Hopper; few rows an
@@ -24,7 +22,6 @@ import triton.language as tl
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_kernel, wgrad_kernel
-from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
@@ -35,7 +32,7 @@ from expertile.ops.launch.launch import Launch, Pointers, met
 
 def _parts(product: Product, config: Config) -> int:
     """In how many pieces of columns the epilogue runs: sums of one thread at a time that leave it enough registers."""
-    at_once = {Product.MM: 128, Product.GATED: 32, Product.BACKWARD: 16}[product]
+    at_once = {Product.MM: 128, Product.GATED: 32}[product]
     parts = config.block_m * config.block_n // (32 * config.num_warps * at_once)
     return max(1, min(4, parts, config.block_n // 16))
 
@@ -75,34 +72,31 @@ def _launch(
         **shared,
     }
     strides = (*problem.a_strides, *problem.b_strides, *bias_strides)
-    numbers = (cols, problem.k, problem.groups, problem.m, *strides, config.group_m)
+    numbers = (cols, problem.k, problem.groups, *strides, config.group_m)
     tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
     programs = program_count(where, tiles, config.blocks_per_sm)
     return Launch(gather_kernel, (), (), pointers, numbers, options, programs)
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:
-    """Queue the product, with whatever epilogue, on the current stream; for BACKWARD also the sum of its parts."""
-    o, sums = operands, None
+    """Queue the product, with whatever epilogue, on the current stream."""
+    o = operands
     tensors: tuple[torch.Tensor | None, ...]
     if problem.product is Product.WGRAD:
         tensors = (o.a, o.b, outputs[0], o.rows if problem.gathered else None, o.offs)
     else:
-        # GATED gives (act, pre), BACKWARD (dpre, act_w, dweights).
-        out, act = outputs[::-1] if problem.product is Product.GATED else (*outputs, None)[:2]
-        if problem.product is Product.BACKWARD:
-            sums = o.a.new_empty((-(-problem.n // config.block_n), problem.m), dtype=torch.float32)
-        tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias, o.pre, o.slots, o.weights, sums)
+        # GATED gives (act, pre).
+        out, act = outputs[::-1] if problem.product is Product.GATED else (outputs[0], None)
+        tensors = (o.a, o.b, out, act, o.rows, o.offs, o.bias)
     addresses, pointers = met(tensors)
     device, strides = o.a.get_device(), (0, 0) if o.bias is None else o.bias.stride()
     _launch(problem, config, pointers, strides, device).run(device, (), tensors, addresses)
-    if sums is not None:
-        assert o.slots is not None
-        add_row_sums(sums, o.slots, o.offs, outputs[2])
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
-    """Everything that `grouped_mm`'s triton_pointer takes."""
+    """The reason these kernels can't compute `problem` on `device`, or None; the others are `triton_pointer`'s."""
+    if problem.product is Product.BACKWARD:
+        return "computes no backward pass of an activation"
     return triton_pointer.supports(problem.grouped(), device)
 
 
@@ -114,8 +108,6 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     for c in triton_pointer.configs(problem.grouped(), device):
         if problem.product is Product.GATED:
             c = replace(c, block_n=c.block_n // 2)
-        elif problem.product is Product.BACKWARD and c.block_n > 128:
-            continue  # its epilogue spills
         elif problem.product is Product.WGRAD and problem.gathered:
             # Looking rows up takes a stage of its own.
             stage = (c.block_m + c.block_n) * c.block_k * problem.dtype.itemsize

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from expertile.ops.hopper.columns import pieces
 from expertile.ops.hopper.context import context_of
 from expertile.ops.hopper.load import produce
-from expertile.ops.hopper.prologue import begin, make_barriers, prefetch_descriptors, slots, specialise
+from expertile.ops.hopper.prologue import begin, make_barriers, make_order, prefetch_descriptors, slots, specialise
 from expertile.ops.hopper.ring import multiply_rest, skip, steps_of
 from expertile.ops.hopper.schedule import make_queue, take
 from expertile.ops.hopper.store import bias_of, store_tile
@@ -282,9 +282,7 @@ def grouped_mm_kernel(
     b_smem = slots(b_desc, SHAPE.STAGES)
     c_smem = slots(c_desc, SHAPE.CONSUMERS * SHAPE.STORE_SLOTS)
     full, empty = make_barriers(SHAPE.STAGES, 1, A_PARTS)
-    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(2):
-        mbarrier.init(order.index(s), count=1)
+    order = make_order()
     queue, queued = make_queue(SHAPE.DYNAMIC, empty)
     begin()
     p = Context(
