@@ -99,6 +99,20 @@ def test_gradients_over_what_they_were_made_of(cuda_folder, monkeypatch):
         assert torch.equal(x[:used], y[:used])
 
 
+def test_a_rows_bits_do_not_depend_on_its_place(cuda_folder, monkeypatch):
+    """The gradients of the rows behind the first three, without those."""
+    on_host(monkeypatch, cuda_folder)
+    problem, operands = make(next(c for c in LONGER if c.name == "longer-backward"))
+    outputs, slots = new_outputs(problem, operands), operands.slots[3 : int(operands.offs[-1])].long()
+    cuda_gather.run(problem, operands, cuda_gather.Config(), outputs)
+    later = {name: getattr(operands, name)[3:] for name in ("rows", "slots", "pre")}
+    fewer, given = replace(problem, m=problem.m - 3), replace(operands, offs=operands.offs - 3, **later)
+    rest = new_outputs(fewer, given)
+    cuda_gather.run(fewer, given, cuda_gather.Config(), rest)
+    assert all(torch.equal(x[3:][: len(slots)], y[: len(slots)]) for x, y in zip(outputs[:2], rest[:2], strict=True))
+    assert torch.equal(outputs[2].view(-1)[slots], rest[2].view(-1)[slots])
+
+
 MORE = (
     (Case("halves", GATED, (130, 0, 70, 1), n=136, k=328 + 16, past=9), 16),
     (Case("interleaved", GATED, (66, 0, 130), n=136, k=72 + 96, interleaved=True, bias=True), 96),

@@ -116,6 +116,11 @@ __device__ __forceinline__ u32 arrived(const Ahead& l, int pair) {
 
 struct Row { u32 act[4], gate[4], up[4]; float sum; };
 
+// Where summand j of a row lies: of 32 rows each in another bank.
+__device__ __forceinline__ u32 summand_at(u32 summands, int row, int j) {
+  return summands + row * 128 + (j + row) % LANES * 4;
+}
+
 // Eight columns of a row: their results, and their part of the row sum.
 __device__ __forceinline__ Row gradients(const uint4& products, const uint4& first, const uint4& second, float w) {
   const Pair pre = apart(first, second);
@@ -164,14 +169,14 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const
     store_row(l, row + 1, s);
     // All lanes have read these rows' products: the first 128 bytes of each take the summands.
     __syncwarp();
-    store_shared(summands + 2 * i * 128 + lane * 4, l.inside ? r.sum : 0.0f);
-    store_shared(summands + (2 * i + 1) * 128 + lane * 4, l.inside ? s.sum : 0.0f);
+    store_shared(summand_at(summands, 2 * i, lane), l.inside ? r.sum : 0.0f);
+    store_shared(summand_at(summands, 2 * i + 1, lane), l.inside ? s.sum : 0.0f);
   }
   __syncwarp();
-  // A row each; lanes begin at different banks.
+  // A row each, in one order wherever the row stands: batch-invariant.
   float sum = 0.0f;
 #pragma unroll 8
-  for (int j = 0; j < LANES; j++) sum += load_shared(summands + lane * 128 + (j + lane) % LANES * 4);
+  for (int j = 0; j < LANES; j++) sum += load_shared(summand_at(summands, lane, j));
   if (first + lane < l.left) o.sums[(long long)(tile.col / COLUMNS) * o.rows + tile.row + first + lane] = sum;
 }
 #endif
