@@ -46,8 +46,7 @@ def test_values_and_gradients(format, tolerance, tokens, rank, activation, inter
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_wide_experts_with_few_rows(compiled):
-    """Some 200 rows of an expert and 1536 columns: on sm_90 the forward product adds the adapter's sum to pre, and the
-    backward pass, which has no such product there, must not add it again."""
+    """Some 200 rows of an expert and 1536 columns, where a gated backward without adapters is composed."""
     hidden, inner, rank = 512, 1536, 16
     ids, operands = make(500, 2, EXPERTS, hidden, inner, False, 0.1, dtype=torch.bfloat16)
     operands = {n: None if t is None else t.cuda() for n, t in operands.items()}

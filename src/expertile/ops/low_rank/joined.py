@@ -116,10 +116,13 @@ def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | N
 
 @lru_cache(maxsize=1024)
 def _gather(product: Product, fields: tuple[Any, ...], form: Form, device: Device) -> _Found | None:
-    """The problem, and the function and config that compute it with a second pair, where a kernel that gathers is
-    chosen; in place of `cuda_gated`, which has no second pair, `gluon_gather`'s."""
+    """The problem, and the function and config that compute it with a second pair: of a gated backward `cuda_gather`'s,
+    else those of the kernel that is chosen, in place of `cuda_gated`, which has no second pair, `gluon_gather`'s."""
     problem: GatherProblem = describe(product, *fields, activation=form[0], interleaved=form[1])
     chosen, config = gathered.select(problem, device)
+    if product is Product.BACKWARD and cuda_gather.supports(problem, device) is None:
+        # Also where composed is faster without a second pair: added apart, that costs more.
+        chosen, config = cuda_gather.BACKEND, cuda_gather.configs(problem, device)[0]
     if chosen is cuda_gather.BACKEND:
         return problem, cuda_gather.run, config
     if chosen is cuda_gated.BACKEND and gluon_gather.supports(problem, device) is None:
