@@ -2,8 +2,8 @@
 
 The base's kernel multiplies [x | u] by [W | B]: u [R, r] and B [E, r, N] are more steps of its K, 64 columns each, of
 which those past r are zeros. For r = 16 behind K = 2048 that is 3 % more products, in place of a pass that reads and
-writes the result. `cuda_gather` takes such a second pair, and the Gluon kernels where K is a multiple of their step;
-elsewhere `product` adds it in a pass of its own, and the others say None.
+writes the result. `cuda_gather` takes such a second pair in the gated backward, and the Gluon kernels elsewhere where K
+is a multiple of their step; if none does, `product` adds it in a pass of its own, and the others say None.
 """
 
 from collections.abc import Callable
@@ -117,15 +117,14 @@ def _grouped(fields: tuple[Any, ...], device: Device) -> tuple[Problem, Any] | N
 @lru_cache(maxsize=1024)
 def _gather(product: Product, fields: tuple[Any, ...], form: Form, device: Device) -> _Found | None:
     """The problem, and the function and config that compute it with a second pair: of a gated backward `cuda_gather`'s,
-    else those of the kernel that is chosen, in place of `cuda_gated`, which has no second pair, `gluon_gather`'s."""
+    also where composed is faster without one; of an up-projection `gluon_gather`'s, where that or a CUDA C++ kernel is
+    chosen."""
     problem: GatherProblem = describe(product, *fields, activation=form[0], interleaved=form[1])
+    if product is Product.BACKWARD:
+        able = cuda_gather.supports(problem, device) is None
+        return (problem, cuda_gather.run, cuda_gather.configs(problem, device)[0]) if able else None
     chosen, config = gathered.select(problem, device)
-    if product is Product.BACKWARD and cuda_gather.supports(problem, device) is None:
-        # Also where composed is faster without a second pair: added apart, that costs more.
-        chosen, config = cuda_gather.BACKEND, cuda_gather.configs(problem, device)[0]
-    if chosen is cuda_gather.BACKEND:
-        return problem, cuda_gather.run, config
-    if chosen is cuda_gated.BACKEND and gluon_gather.supports(problem, device) is None:
+    if chosen in (cuda_gather.BACKEND, cuda_gated.BACKEND) and gluon_gather.supports(problem, device) is None:
         chosen, config = gluon_gather.BACKEND, gluon_gather.configs(problem, device)[0]
     ours = chosen is gluon_gather.BACKEND and gluon_gather.takes_more(problem, config)
     return (problem, gluon_gather.run, config) if ours else None
