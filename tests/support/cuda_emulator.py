@@ -1,7 +1,7 @@
 """CUDA C++ kernels for sm_90a on the host: asm statements become calls of cuda_machine.h, g++ compiles the rest.
 
     kernel = Kernel(source, "gathered_mm", types, threads, smem_bytes, 1, tmp_path)
-    kernel.launch(programs, stream, arguments, early)()  # as nvrtc.Kernel: TensorMap values, addresses and integers
+    kernel.launch(programs, stream, arguments, pdl)()  # as nvrtc.Kernel: TensorMap values, addresses and integers
     on_host(monkeypatch, tmp_path)         # all kernels of nvrtc from here on
 
 Clusters run one after another, the blocks of each side by side.
@@ -235,7 +235,7 @@ class Kernel:
         self._run.restype = ctypes.c_char_p
         self._types, self._threads, self._smem, self.cluster, self.seed = types, threads, smem_bytes, cluster, 0
 
-    def launch(self, programs: int, stream: int, arguments: Any, early: bool) -> Callable[[], None]:
+    def launch(self, programs: int, stream: int, arguments: Any, pdl: bool) -> Callable[[], None]:
         return lambda: self._launch(programs, arguments)
 
     def _launch(self, programs: int, arguments: Any) -> None:

@@ -168,35 +168,35 @@ def _moved(t: torch.Tensor) -> torch.Tensor:
     return room.as_strided(t.shape, t.stride(), 1).copy_(t)
 
 
-@pytest.mark.parametrize("block_n, early", [(256, True), (128, False)])
-def test_what_fills_a_multiprocessor_has_pdl(block_n: int, early: bool) -> None:
+@pytest.mark.parametrize("block_n, pdl_wanted", [(256, True), (128, False)])
+def test_what_fills_a_multiprocessor_has_pdl(block_n: int, pdl_wanted: bool) -> None:
     case, config = CASES[0], triton_tma.Config(64, block_n, 64, 4, 4)
     operands = Operands(*cases.make(case))
     with fake_gpu() as calls, mock.patch.object(launching, "prepare", lambda kernel, cluster: None):
         triton_tma.BACKEND.run(_problem(case, operands), operands, config, cases.poisoned_out(case))
     kernel = calls[-1][0]
-    assert kernel.metadata.launch_pdl == early == ("griddepcontrol.wait" in kernel.asm["ptx"])
-    assert (2 * kernel.metadata.shared > H200.smem_bytes) == early
+    assert kernel.metadata.launch_pdl == pdl_wanted == ("griddepcontrol.wait" in kernel.asm["ptx"])
+    assert (2 * kernel.metadata.shared > H200.smem_bytes) == pdl_wanted
 
 
-@pytest.mark.parametrize("rows, early", [(9536, True), (9600, False)])
-def test_many_flops_start_after_the_kernel_before(rows: int, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows, pdl_wanted", [(9536, True), (9600, False)])
+def test_many_flops_start_after_the_kernel_before(rows: int, pdl_wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton, in Gluon and in CUDA C++, which names a cluster only where it has several programs."""
     problem = replace(_problem(CASES[0], Operands(*cases.make(CASES[0]))), m=rows, n=1024, k=1024)
-    assert (problem.work().flops <= 2e10) == early
+    assert (problem.work().flops <= 2e10) == pdl_wanted
     options = dict(_gluon_launch._launch(problem, gluon_hopper.Config(), (1024, 1), None, -1).options)
-    assert options["launch_pdl"] == early
+    assert options["launch_pdl"] == pdl_wanted
     monkeypatch.setattr(pdl.Device, "current", lambda device: H200)
-    assert pdl.pdl_options(0, H200.smem_bytes, problem)["PDL"] == early
+    assert pdl.pdl_options(0, H200.smem_bytes, problem)["PDL"] == pdl_wanted
     seen = []
     driver = types.SimpleNamespace(cuLaunchKernelEx=lambda config, *rest: seen.append(config._obj) or 0)
     monkeypatch.setattr(nvrtc, "_driver", lambda: driver)
     for cluster in (1, 2):
         kernel = nvrtc.Kernel(*[ctypes.c_void_p()] * 2, (), 384, 0, cluster)
-        kernel.launch(132, 0, (), launch_device.starts_early(problem))()
+        kernel.launch(132, 0, (), launch_device.wants_pdl(problem))()
         (config,) = seen[-1:]
         given = {a.id: list(a.value[:3]) for a in config.attributes[: config.attribute_count]}
-        assert given == {nvrtc._PDL: [early, 0, 0]} | ({nvrtc._CLUSTER: [2, 1, 1]} if cluster == 2 else {})
+        assert given == {nvrtc._PDL: [pdl_wanted, 0, 0]} | ({nvrtc._CLUSTER: [2, 1, 1]} if cluster == 2 else {})
 
 
 def test_profilers_see_launches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,9 @@ def shape_of(kind: Any, config: Any, problem: Any, **others: Any) -> Any:
 
 
 def options_of(
-    shape: Any, consumers: int, registers: tuple[int, int], num_warps: int = 4, early: bool = False
+    shape: Any, consumers: int, registers: tuple[int, int], num_warps: int = 4, pdl: bool = False
 ) -> dict[str, Any]:
-    """A launch's options for a Shape: the `registers` of a consumer's thread and of the producer's; `early`: it may
+    """A launch's options for a Shape: the `registers` of a consumer's thread and of the producer's; `pdl`: it may
     start while the kernel before it ends.
 
     At launch all have equal shares of the file of 65536, by warps in fours. The first consumer gets what the others and
@@ -61,7 +61,7 @@ def options_of(
     warps = -(-(num_warps * consumers + 1) // 4) * 4
     divided = dict(zip(("CONSUMER_REGS", "PRODUCER_REGS"), registers, strict=True))
     most = min(65536 // (32 * warps) // 8 * 8, 248)
-    return {"SHAPE": shape, **divided, "num_warps": num_warps, "maxnreg": most, "launch_pdl": early}
+    return {"SHAPE": shape, **divided, "num_warps": num_warps, "maxnreg": most, "launch_pdl": pdl}
 
 
 def _values(group: Any) -> Iterable[Any]:

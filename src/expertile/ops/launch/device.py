@@ -100,7 +100,7 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4096)
-def starts_early(problem: Any, flops_at_most: float = 2e10) -> bool:
+def wants_pdl(problem: Any, flops_at_most: float = 2e10) -> bool:
     """Whether a kernel for `problem`, by the FLOPs of its `work()`, shall start while the one before it ends
     (programmatic dependent launch). Kept, as working that out takes 4 to 11 us of the host, a look 1.
 

@@ -76,8 +76,8 @@ __device__ __forceinline__ int in_last_band(int tiles, int band_rows) {
   return bands <= 1 ? tiles : tiles - (bands - 1) * quotient(tiles + bands - 1, bands);
 }
 
-// A dynamic schedule draws a number from `counter` for each of `units` units, by one lane; the last number drawn sets it
+// The dynamic tile scheduler takes a number from `counter` for each of `units` units, by one lane; the last one sets it
 // to zero again, for the next kernel.
-__device__ __forceinline__ void drawn(int* counter, int number, int units) {
+__device__ __forceinline__ void counted(int* counter, int number, int units) {
   if (number == units - 1) *counter = 0;
 }

@@ -227,16 +227,16 @@ class Kernel:
     smem_bytes: int
     cluster: int = 1
 
-    def launch(self, programs: int, stream: int, arguments: Sequence[Any], early: bool) -> Callable[[], None]:
+    def launch(self, programs: int, stream: int, arguments: Sequence[Any], pdl: bool) -> Callable[[], None]:
         """What queues `programs` blocks (a multiple of `cluster`) on the stream, as often as it is called; `early`: as
         a programmatic dependent of what was queued before. A caller whose arguments come again keeps it: to make it
         takes ten times the host's time of a call."""
         values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         attributes = (_Attribute * 2)()
-        attributes[0].id, attributes[0].value[0] = _PDL, early
+        attributes[0].id, attributes[0].value[0] = _PDL, pdl
         attributes[1].id, attributes[1].value[:3] = _CLUSTER, (self.cluster, 1, 1)
-        # A cluster of one would part the two multiprocessors of a TPC, which neighbours are to have (`starts_early`).
+        # A cluster of one would part the two multiprocessors of a TPC, which neighbours are to have (`wants_pdl`).
         count = 1 + (self.cluster > 1)
         config = _Config((programs, 1, 1), (self.threads, 1, 1), self.smem_bytes, stream, attributes, count)
         queue, told = _driver().cuLaunchKernelEx, ctypes.byref(config)

@@ -44,9 +44,9 @@ from expertile.ragged import sizes_from_offs
 from expertile.roofline import Work
 
 BLOCK = 128  # elements along K that share a scale, and columns of the weights that do
-# Up to so many, kernels start while the one before them ends (`starts_early`): 2.5 % faster from 2e10 on, and no faster
+# Up to so many, kernels start while the one before them ends (`wants_pdl`): 2.5 % faster from 2e10 on, and no faster
 # with 3e11 (H200, 2026-11-26).
-EARLY_FLOPS = 1.5e11
+PDL_FLOPS = 1.5e11
 DTYPE = torch.float8_e4m3fn
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -268,7 +268,7 @@ def test_a_launch_is_made_once_for_the_same_addresses(monkeypatch):
     class Kernel:
         cluster = 1
 
-        def launch(self, programs, stream, arguments, early):
+        def launch(self, programs, stream, arguments, pdl):
             made.append(arguments)
             return partial(queued.append, len(made))
 

@@ -119,7 +119,7 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
       ring.advance();
       if (step == ASK || (step == steps - 1 && step < ASK)) {
         if (warp == 0) {
-          if (in.counter && lane == 0) drawn(in.counter, next, groups.tile_ends[groups.G - 1]);
+          if (in.counter && lane == 0) counted(in.counter, next, groups.tile_ends[groups.G - 1]);
           t = __shfl_sync(0xffffffffu, next, 0) + (in.counter ? gridDim.x : 0);
           s.queue.send(number + 1, groups.locate(t));
         }

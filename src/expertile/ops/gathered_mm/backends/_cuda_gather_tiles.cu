@@ -46,7 +46,7 @@ struct Groups {
 
   // Tile number -> tile, by a warp.
   __device__ __forceinline__ Tile locate(int t) const {
-    if (t >= tile_ends[G - 1]) return {-1, 0, 0, 0};  // as `drawn` counts them, whatever the row ends say
+    if (t >= tile_ends[G - 1]) return {-1, 0, 0, 0};  // as `counted` counts them, whatever the row ends say
     const int g = group_of(t, tile_ends, G);
     const int row = g ? row_ends[g - 1] : 0, end = row_ends[g];
     const Place at = in_bands(t - (g ? tile_ends[g - 1] : 0), (end - row + ROWS - 1) / ROWS, across, BAND);

@@ -26,7 +26,7 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.hopper.limits import wide_tiles_pay
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
-from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.device import torch_device, wants_pdl
 from expertile.ragged import power_of_two
 
 _ACTIVATION = Path(__file__).with_name("_cuda_activation.cu")
@@ -122,7 +122,7 @@ def _launch(
     programs = min(tiles_m * -(-p.n // config.block_n), Device.current(torch_device(device)).sm_count)
     numbers = (p.m, p.groups, p.n, p.k, 2 * inner)
     arguments = (*rows, gate, up, up, *maps, pre, offs, *(bias or (0,)), act, counter, *numbers)
-    return kernel.launch(programs, stream, arguments, starts_early(p))
+    return kernel.launch(programs, stream, arguments, wants_pdl(p))
 
 
 BACKEND = Backend(

@@ -30,7 +30,7 @@ from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.cuda_grouped import loadable
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
-from expertile.ops.launch.device import starts_early
+from expertile.ops.launch.device import wants_pdl
 from expertile.ragged import power_of_two
 
 _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
@@ -177,7 +177,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         kernel = _kernel(config, _key(p), nbytes, more is not None, power_of_two(p.groups, 32), o.a.get_device())
         programs = Device.current(o.a.device).sm_count
         arguments = (*_weights(p, o.b), *_second(p, more), *tensors, *sizes)
-        kernel.launch(programs, nvrtc.current_stream(o.a.get_device()), arguments, starts_early(p))()
+        kernel.launch(programs, nvrtc.current_stream(o.a.get_device()), arguments, wants_pdl(p))()
         if sums is not None:
             assert o.slots is not None
             add_row_sums(sums, o.slots, o.offs, outputs[2])

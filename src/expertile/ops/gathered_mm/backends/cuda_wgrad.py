@@ -22,7 +22,7 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._hopper import unfit
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.launch import nvrtc
-from expertile.ops.launch.device import starts_early
+from expertile.ops.launch.device import wants_pdl
 
 _SOURCES = (nvrtc.GROUPS, nvrtc.RING, Path(__file__).with_name("_cuda_wgrad.cu"))
 _GATHERED, _OTHER = 128, 256  # columns of a tile, of both operands
@@ -95,7 +95,7 @@ def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Out
         programs = Device.current(out.device).sm_count
         kernel = _kernel(config, p.dtype, turned, out.get_device())
         stream = nvrtc.current_stream(out.get_device())
-        kernel.launch(programs, stream, (*maps, *tensors, *sizes), starts_early(p))()
+        kernel.launch(programs, stream, (*maps, *tensors, *sizes), wants_pdl(p))()
 
 
 BACKEND = Backend(

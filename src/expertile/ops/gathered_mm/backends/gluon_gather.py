@@ -218,8 +218,8 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
         B_K_MAJOR=p.b_strides[1] == 1,
         MORE=more,
     )
-    # Early for few rows, where the launch is a good part of the time (`launch.device.starts_early`).
-    options = options_of(shape, 2, (208, 88) if gathered else (232, 40), early=config.masked)
+    # PDL for few rows, where the launch is a good part of the time (`launch.device.wants_pdl`).
+    options = options_of(shape, 2, (208, 88) if gathered else (232, 40), pdl=config.masked)
     i32 = torch.int32
     blocks, pointers = (a, b, out, pre, more_a, more_b), (p.dtype, i32, i32, bias_dtype, i32)
     numbers = (p.groups, p.m, p.n, p.k + more * config.block_k, p.a_strides[0] // _VECTOR)

@@ -218,7 +218,7 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
       for (int number = 0;; number++) {
         const int slot = number % SLOTS;
         barrier_wait(s.tile_empty + slot * 8, ~(number / SLOTS) & 1);
-        if (DYNAMIC && number && lane == 0) drawn(counter, t - programs, units.all);
+        if (DYNAMIC && number && lane == 0) counted(counter, t - programs, units.all);
         const Tile tile = locate(t, units, n_full, rest, G, tile_ends, row_ends);
         if (lane == 0) {
           const u32 to = s.tile + slot * 32;
@@ -230,7 +230,7 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
           barrier_arrive(s.tile_full + slot * 8);
         }
         if (tile.width == 0) break;
-        // A number that is drawn too early leaves its tile behind others' at the end.
+        // A number that is taken too soon leaves its tile behind others' at the end.
         if (DYNAMIC) barrier_wait(s.asked, number & 1);
         int next = t;
         if (DYNAMIC && lane == 0) next = atomicAdd(counter, 1);

@@ -12,7 +12,7 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.launch.blocks import Blocks, matrix, ragged
 from expertile.ops.launch.counter import tile_counter
-from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.device import torch_device, wants_pdl
 from expertile.ops.launch.launch import Launch
 
 
@@ -54,7 +54,7 @@ def _launch(
     shape = shape_of(
         Shape, config, p, LAYOUT=p.layout.value, A_K_MAJOR=a_k_major, B_K_MAJOR=b_k_major, A_BOX=box, ADD=add, MORE=more
     )
-    options = options_of(shape, config.consumers, (232, 40), config.num_warps, starts_early(p))
+    options = options_of(shape, config.consumers, (232, 40), config.num_warps, wants_pdl(p))
     dtypes = (p.dtype, p.dtype, p.out_dtype, p.dtype, p.dtype)
     pointers = (p.out_dtype if p.layout is Layout.BATCHED else torch.int32, bias_dtype or p.out_dtype, torch.int32)
     numbers, programs = (p.groups, p.m, p.n, p.k + more * bk), Device.current(torch_device(device)).sm_count

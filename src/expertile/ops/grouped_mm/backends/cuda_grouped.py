@@ -31,7 +31,7 @@ from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper.limits import refusal, storable
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
-from expertile.ops.launch.device import current_device, starts_early, torch_device
+from expertile.ops.launch.device import current_device, torch_device, wants_pdl
 from expertile.ragged import power_of_two
 
 _FILES = ("_cuda_grouped_store.cu", "_cuda_grouped.cu")
@@ -274,7 +274,7 @@ def _launch(
     kernel = _kernel(config, _key(p), bias_bytes, add, power_of_two(p.groups, 32), device)
     programs = min(tiles_m * -(-p.n // width), Device.current(torch_device(device)).sm_count)
     arguments = (*maps, offs, *(bias or (0,)), out, counter, p.m, p.groups, p.n, p.k, pitch)
-    return kernel.launch(programs, stream, arguments, starts_early(p))
+    return kernel.launch(programs, stream, arguments, wants_pdl(p))
 
 
 BACKEND = Backend(

@@ -8,7 +8,7 @@
 //
 // The scheduling warp is a tile ahead: it finds the tile, tells the others through one of two slots and copies the
 // tile's scales of b for all steps beside it. With up to LANES groups the loading warp finds the first tile itself. Where
-// the kernel is `early`, it starts while others still run: warps find the first tile by what `offs` says then, and have L2
+// the kernel is `pdl`, it starts while others still run: warps find the first tile by what `offs` says then, and have L2
 // fetch the tile's first step. If `offs` says the same when the others are done, the tile stands. With one group, rows up
 // to M are tiles before `offs` is read; past its end nothing is stored.
 //
@@ -42,7 +42,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
                   const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap b_wide_map,
                   const __grid_constant__ TensorMap b_rest_map, const __grid_constant__ TensorMap scale_a_map,
                   const __grid_constant__ TensorMap out_map,
-                  const int* offs, const float* scale_b, char* out, int* counter, int early, int M, int G, int N, int K,
+                  const int* offs, const float* scale_b, char* out, int* counter, int pdl, int M, int G, int N, int K,
                   long long sb_g, long long sb_n, long long sb_k, long long pitch) {
   extern __shared__ char memory[];
   u32 at;
@@ -102,13 +102,13 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   // Boxes end where the tensor does: TMA takes 7 clocks for each row outside, 2 inside (H200).
   const int at_once = min(ROWS, M);
   // Each warp that needs the first tile finds it, so that none waits for another. It is never a part of a tile.
-  const bool few = G <= LANES, guessed = G == 1 || (early && few);
+  const bool few = G <= LANES, guessed = G == 1 || (pdl && few);
   int row_end = M;  // of the group of this lane
   Tile tile;
   if (group == CONSUMERS && guessed) {
     if (G > 1 && lane < G) row_end = load_now(offs + lane);
     tile = tile_of_few(program, row_end, n_full, n_rest, G);
-    if (early && warp == 4 * CONSUMERS + 2 && tile.width && elected()) {
+    if (pdl && warp == 4 * CONSUMERS + 2 && tile.width && elected()) {
       prefetch_2d(a_wide_map, first_step * K_STEP, tile.row);
       prefetch_3d(b_wide_map, first_step * K_STEP, tile.col, tile.group);
     }
@@ -177,7 +177,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
                         [=](int rows) { return (rows + ROWS - 1) / ROWS * across; });
             units = units_of(programs, n_full, n_rest, G, tile_ends, row_ends);
           }
-          if (DYNAMIC && lane == 0 && t >= programs) drawn(counter, t - programs, units.all);
+          if (DYNAMIC && lane == 0 && t >= programs) counted(counter, t - programs, units.all);
           tile = locate(t, units, n_full, n_rest, G, tile_ends, row_ends);
         }
         found = false;

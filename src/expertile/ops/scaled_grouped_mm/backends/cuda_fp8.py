@@ -31,9 +31,9 @@ from expertile.ops.grouped_mm.tail import filled
 from expertile.ops.hopper.limits import other_architecture
 from expertile.ops.launch import nvrtc
 from expertile.ops.launch.counter import tile_counter
-from expertile.ops.launch.device import current_device, starts_early, torch_device
+from expertile.ops.launch.device import current_device, torch_device, wants_pdl
 from expertile.ops.scaled_grouped_mm.backends import gluon_fp8
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Backend, Operands, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, PDL_FLOPS, Backend, Operands, Recipe, ScaledProblem
 from expertile.ragged import power_of_two
 
 _FILES = ("_cuda_fp8_store.cu", "_cuda_fp8_steps.cu", "_cuda_fp8.cu")
@@ -160,14 +160,14 @@ def _waves(problem: ScaledProblem, device: Device, config: Config) -> float:
     return problem.groups * tiles_m * -(-problem.n // config.block_n) * config.split_k / device.sm_count
 
 
-# From so many tiles of a multiprocessor on they are drawn from a counter.
-_DRAWN = 6
+# From so many tiles of a multiprocessor on a dynamic scheduler deals them out.
+_DYNAMIC_WAVES = 6
 
 
 def _rounds(waves: float, groups: int, config: Config) -> float:
     """How many tiles, one after another, the multiprocessor with the most work takes. The kernel cuts the tiles of a
     last wave that is a third or half full, and of one of 192 columns that the last group's columns make in tiles of
-    128; drawn tiles even out what is left."""
+    128; a dynamic scheduler evens out what is left."""
     whole = math.floor(waves)
     last = waves - whole
     if config.dynamic or not last:
@@ -227,7 +227,7 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
     split = Config(64, dynamic=False, split_k=2)
     widths = [(n, 2) for n in _WIDTHS[2:]] + [(n, 1) for n in (64, 80, 96) if problem.mean_group <= 192]
     found = [Config(n, consumers=consumers) for n, consumers in widths]
-    found = [replace(c, dynamic=_waves(problem, device, c) >= _DRAWN) for c in found]
+    found = [replace(c, dynamic=_waves(problem, device, c) >= _DYNAMIC_WAVES) for c in found]
     found += [c for n in _WIDTHS[:2] if _waves(problem, device, c := Config(n, dynamic=False)) <= 1]
     if _waves(problem, device, split) <= 2:
         found += [replace(split, consumers=1), split, replace(split, block_n=128)]
@@ -291,12 +291,12 @@ def _launch(
         nvrtc.tensor_map(scale_a, (p.k_blocks, p.m), pitches[:1], (1, scales), 4, swizzled=False),
         nvrtc.tensor_map(out, (p.m, p.n), pitches[1:], (64, 64), 2),
     )
-    early = starts_early(p, EARLY_FLOPS)
-    sizes = (early, p.m, p.groups, p.n, p.k, *p.scale_b_strides, pitches[1])
+    pdl = wants_pdl(p, PDL_FLOPS)
+    sizes = (pdl, p.m, p.groups, p.n, p.k, *p.scale_b_strides, pitches[1])
     kernel = _kernel(config, p.out_dtype, power_of_two(p.groups, 32), power_of_two(p.k_blocks, 64), device)
     tiles = (p.m + p.groups * (config.rows - 1)) // config.rows * -(-p.n // config.block_n)  # at most
     programs = min(tiles, Device.current(torch_device(device)).sm_count // kernel.cluster) * kernel.cluster
-    return kernel.launch(programs, stream, (*maps, offs, scale_b, out, counter, *sizes), early)
+    return kernel.launch(programs, stream, (*maps, offs, scale_b, out, counter, *sizes), pdl)
 
 
 BACKEND = Backend(

@@ -29,11 +29,11 @@ from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.hopper.limits import refusal
 from expertile.ops.hopper.reduce import SPLITS, best_splits, fitted
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.device import torch_device, wants_pdl
 from expertile.ops.launch.launch import Launch
 from expertile.ops.scaled_grouped_mm.backends._gluon_kernel import Shape, scaled_grouped_mm_kernel
 from expertile.ops.scaled_grouped_mm.backends.triton_fp8 import scale_strides
-from expertile.ops.scaled_grouped_mm.problem import BLOCK, EARLY_FLOPS, Backend, Operands, Recipe, ScaledProblem
+from expertile.ops.scaled_grouped_mm.problem import BLOCK, PDL_FLOPS, Backend, Operands, Recipe, ScaledProblem
 
 _INT32 = 2**31
 
@@ -258,7 +258,7 @@ def _launch(
     dtypes, pointers = (p.dtype, p.dtype, dtype), (torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
     (_, sa_m, sa_k), of_b = scale_strides(p)
     numbers, programs = (groups, p.m, p.n, p.k, sa_m, sa_k, *of_b), Device.current(torch_device(device)).sm_count
-    options = options_of(shape, consumers, registers, early=starts_early(p, EARLY_FLOPS))
+    options = options_of(shape, consumers, registers, pdl=wants_pdl(p, PDL_FLOPS))
     return Launch(scaled_grouped_mm_kernel, (a, b, c), dtypes, pointers, numbers, options, programs)
 
 

@@ -27,7 +27,7 @@ from expertile.device import Device
 from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.hopper.reduce import SPLITS, best_splits
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.device import torch_device, wants_pdl
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._gluon_config import Config, most_tiles, ranked, tiles
 from expertile.ops.weight_only_mm.backends._gluon_kernel import Shape, weight_only_mm_kernel
@@ -123,7 +123,7 @@ def _launch(
     of_scales = (layout.scale_dtype or p.dtype,) * 2
     dtypes, pointers = (p.dtype, torch.int32, *of_scales, dtype), (torch.int32, bias_dtype or dtype, *of_scales)
     registers = _DIVIDED_FOR_MANY_GROUPS if many else _DIVIDED[config.consumers]
-    options = options_of(shape, config.consumers, registers, early=starts_early(p))
+    options = options_of(shape, config.consumers, registers, pdl=wants_pdl(p))
     numbers, programs = (p.groups, p.m, p.n, p.k), Device.current(torch_device(device)).sm_count
     return Launch(weight_only_mm_kernel, blocks, dtypes, pointers, numbers, options, programs)
 

@@ -22,7 +22,7 @@ from expertile.device import Device
 from expertile.ops.hopper.context import options_of, shape_of
 from expertile.ops.hopper.reduce import SPLITS, best_splits, fitted
 from expertile.ops.launch.blocks import Blocks, ragged
-from expertile.ops.launch.device import starts_early, torch_device
+from expertile.ops.launch.device import torch_device, wants_pdl
 from expertile.ops.launch.launch import Launch
 from expertile.ops.weight_only_mm.backends._hopper import refusal, runner
 from expertile.ops.weight_only_mm.backends._w4a8_kernel import Shape, w4a8_mm_kernel
@@ -165,7 +165,7 @@ def _launch(
     dtypes = (p.dtype, torch.int32, scale_dtype, dtype)
     pointers = (torch.int32, bias_dtype or dtype, torch.float32, torch.float32)
     numbers = (p.groups, p.m, p.n, p.k, p.scale_groups, sx_m, sx_k)
-    options = options_of(shape, _CONSUMERS, registers, early=starts_early(p))
+    options = options_of(shape, _CONSUMERS, registers, pdl=wants_pdl(p))
     programs = Device.current(torch_device(device)).sm_count
     return Launch(w4a8_mm_kernel, blocks, dtypes, pointers, numbers, options, programs)
 
