@@ -75,6 +75,17 @@ def test_right_with_tiles_from_a_counter(case, cuda_folder, monkeypatch):
     assert counter == 0
 
 
+@pytest.mark.parametrize("case", [c for c in LONGER if c.product is not WGRAD], ids=str)
+def test_more_epilogue_warps_give_the_same_bits(case, cuda_folder, monkeypatch):
+    on_host(monkeypatch, cuda_folder, seed=len(case.name))
+    problem, operands = make(case)
+    found = [poisoned_outputs(problem, operands) for _ in range(2)]
+    for finishers, outputs in zip((2, 4), found, strict=True):
+        cuda_gather.run(problem, operands, cuda_gather.Config(finishers=finishers), outputs)
+    check(case, operands, found[1])
+    assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(*found, strict=True) if x is not None)
+
+
 def test_row_ends_that_decrease_leave_the_counter_at_zero(cuda_folder, monkeypatch):
     """Their results mean nothing, but the next launch must find its counter."""
     on_host(monkeypatch, cuda_folder)

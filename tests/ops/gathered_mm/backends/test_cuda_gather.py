@@ -93,18 +93,19 @@ PROGRAMS = {
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("finishers", [2, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_compiles(name):
+def test_compiles(name, finishers):
     """Nothing spills, and the four products of a step are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
     given, bias, more = PROGRAMS[name]
-    code = aot.machine_code(cuda_gather._binary(Config(), cuda_gather._key(given), bias, more))
+    code = aot.machine_code(cuda_gather._binary(Config(finishers=finishers), cuda_gather._key(given), bias, more))
     assert not re.search(r"\b(LDL|STL)\b", code)
-    products = re.findall(r"HGMMA\.64x256x16[^\n]*", code)
+    products = re.findall(rf"HGMMA\.64x{512 // finishers}x16[^\n]*", code)
     assert all(("tnspB" in product) == (given.product is Product.BACKWARD) for product in products)
     # ptxas ends every product with gsb0 where it takes them for dependent ("wgmma serialized").
-    assert 4 * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
+    assert 2 * finishers * len(re.findall(r"HGMMA[^\n]*gsb0", code)) == len(products) > 0
     assert "UTMALDG.3D" in code and "STSM.16.M88" in code
     # A loop over lanes around an instruction of TMA; a second pair has one around each arrival of copies.
     assert len(re.findall(r"BRA\.U\.ANY", code)) == len(re.findall("ARRIVES.LDGSTSBAR", code)) * more
@@ -120,6 +121,9 @@ def test_shared_memory_is_what_the_kernel_lays_out():
         fitting = max(g for g in (128, 256, 512, 1024) if BACKEND.supports(replace(given, groups=g), H100) is None)
         assert fitting == (512 if given.product is Product.BACKWARD else 1024)
         assert Config().smem_bytes(given.product, fitting, bias) <= H100.smem_bytes
+        for groups in (32, 512):
+            offered = [c for c in BACKEND.configs(replace(given, groups=groups), H100) if c.finishers == 4]
+            assert len(offered) == (groups == 32 or given.product is Product.GATED)
 
 
 _HARNESS = r"""
@@ -165,7 +169,7 @@ def test_tiles_cover_the_result_once(across, band, tmp_path):
     # What only a GPU can do is cut out.
     queue, groups, rest = (text.index(x) for x in ("struct Queue {", "struct Groups {", "// The first warp"))
     text = divided(places[places.index("// The group of unit t") :]) + text[:queue] + text[groups:rest]
-    defined = f"#define PRODUCT BACKWARD\n#define BAND {band}\n"
+    defined = f"#define PRODUCT BACKWARD\n#define BAND {band}\n#define FINISHERS 2\n"
     (tmp_path / "tiles.cpp").write_text(_HARNESS + defined + text + _MAIN)
     subprocess.run([compiler, "-std=c++17", "-O1", "-o", tmp_path / "tiles", tmp_path / "tiles.cpp"], check=True)
     sizes = [100, 0, 1, 300, 65, 0, *[7] * 40, 3000]

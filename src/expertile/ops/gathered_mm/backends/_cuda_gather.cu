@@ -2,7 +2,7 @@
 //
 // Tiles of 128 x 256. Two consumer warpgroups of 64 x 256 share a tile. Two producer warps keep a ring of three stages
 // full, 64 summands deep: a by cp.async, 16 bytes a thread, b by TMA. Consumers leave their rounded products in shared
-// memory and go on to the next tile; two epilogue warps make results of them while the tensor cores multiply.
+// memory and go on to the next tile; epilogue warps make results of them while the tensor cores multiply.
 //
 //   GATED     the tile's left half is gate, its right half up: act = f(gate, up), and pre where it is kept
 //   BACKWARD  dpre = f'(pre) (w products), act_w = w f(pre), and the tile's part of the row sums <products, f(pre)>
@@ -10,8 +10,8 @@
 // With MORE the products of a second pair of operands, whose rows stand in order, are added in the same sums: as more
 // steps of K.
 //
-// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, HALF, MORE),
-// multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu, ring.cu and the other files that it names.
+// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, FINISHERS, HALF,
+// MORE), multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu, ring.cu and the other files that it names.
 
 constexpr int STEP = 64;                              // summands of a stage, 128 bytes
 constexpr u32 A_BYTES = ROWS * STEP * 2, B_BYTES = COLUMNS * STEP * 2;
@@ -201,7 +201,9 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int steps
         const u32 further = ring.stage * (STAGE_BYTES / 16);
 #pragma unroll
         for (int k = 0; k < STEP / 16; k++)
-          multiply(Columns<COLUMNS>(), sum, a + further + k * 2, b + further + k * (K_MAJOR ? 2 : 128));
+#pragma unroll
+          for (int c = 0; c < COLUMNS; c += WIDTH)
+            multiply(Columns<WIDTH>(), sum + c / 2, a + further + k * 2, b + further + k * (K_MAJOR ? 2 : 128) + c * 8);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         // The products of the step before are done, and its stage is free.
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
@@ -238,7 +240,7 @@ __device__ __forceinline__ void finish_tiles(const Shared& s, const Outputs& o) 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS + 32 * FINISHERS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
 #if MORE
             const __grid_constant__ TensorMap more_map, const __grid_constant__ TensorMap more_up_map, const char* more,
@@ -285,13 +287,13 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
 #endif
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0);
   if (warp < 4 * CONSUMERS) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(200));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     consume(s, warp / 4, steps_of(K) + (MORE ? steps_of(second.K) : 0));
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(104));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OTHER_REGISTERS));
     if (warp < 4 * CONSUMERS + PRODUCERS / LANES)
       produce(s, Inputs{{&b_map, &up_map, K}, second, a, more, bias, rows, counter, inner, pitch}, groups);
-    else
+    else if (FINISHERS == 2 || warp < 4 * CONSUMERS + PRODUCERS / LANES + FINISHERS)
       finish_tiles(s, Outputs{out, pre, dpre, weights, slots, sums, R, inner});
   }
 }

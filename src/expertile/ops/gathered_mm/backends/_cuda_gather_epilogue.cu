@@ -52,7 +52,7 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const
 // A warp takes two rows at a time. It copies pre DEPTH - 1 pairs of rows ahead into shared memory, from where each lane
 // reads what it has copied itself.
 constexpr int PAIRS = HEIGHT / 2;  // of a part
-static_assert(HEIGHT == LANES, "a lane adds a row's sum");
+static_assert(HEIGHT <= LANES, "a lane adds a row's sum");
 
 // What a lane knows of its tile: its columns of act_w, pre and dpre in the first row, and the weight of a row of each
 // part.
@@ -103,7 +103,7 @@ __device__ __forceinline__ Ahead start(const Outputs& o, const Tile& tile, u32 r
 #pragma unroll
   for (int part = 0; part < CONSUMERS; part++) {
     const int row = part * 64 + finisher() * HEIGHT + lane;
-    l.weights[part] = row < l.left ? o.weights[o.slots[tile.row + row]] : 0.0f;
+    l.weights[part] = lane < HEIGHT && row < l.left ? o.weights[o.slots[tile.row + row]] : 0.0f;
   }
   return l;
 }
@@ -174,6 +174,7 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const
   }
   __syncwarp();
   // A row each, in one order wherever the row stands: batch-invariant.
+  if (lane >= HEIGHT) return;
   float sum = 0.0f;
 #pragma unroll 8
   for (int j = 0; j < LANES; j++) sum += load_shared(summand_at(summands, lane, j));

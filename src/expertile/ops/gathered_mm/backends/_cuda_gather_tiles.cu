@@ -4,10 +4,13 @@
 #define BACKWARD 2
 
 constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, COLUMNS = 256, PRODUCERS = 64;  // threads
-constexpr int FINISHERS = 2;  // epilogue warps
+// FINISHERS: epilogue warps. Beside four of them two warps are idle: registers are divided by warps in fours.
+constexpr int THREADS = FINISHERS == 2 ? 384 : 512, CONSUMER_REGISTERS = FINISHERS == 2 ? 200 : 160;
+constexpr int OTHER_REGISTERS = FINISHERS == 2 ? 104 : 96;
+constexpr int WIDTH = FINISHERS == 2 ? 256 : 128;  // columns of a wgmma: those of 256 want more than 128 registers at launch
 constexpr u32 BLOCK_BYTES = 64 * 64 * 2;  // 64 rows or columns of a stage, 64 x 64 products
 // Rows of pre for the epilogue warps of BACKWARD, in pairs, 32 bytes a lane.
-constexpr int DEPTH = 3;
+constexpr int DEPTH = FINISHERS == 2 ? 3 : 2;
 constexpr u32 PLANE_BYTES = LANES * 16, PRE_BYTES = PRODUCT == BACKWARD ? DEPTH * 4 * PLANE_BYTES : 0;  // of a warp
 constexpr int ACROSS = PRODUCT == GATED ? COLUMNS / 2 : COLUMNS;  // columns of the results
 

@@ -37,7 +37,7 @@ _NAMES = ("activation", "gather_tiles", "gather_epilogue", "gather")
 _SOURCES = (nvrtc.GROUPS, nvrtc.RING, *(Path(__file__).with_name(f"_cuda_{name}.cu") for name in _NAMES))
 _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
-_PRE_BYTES = 12 * 1024  # rows of pre that the epilogue warps of BACKWARD hold
+_PRE_BYTES = {2: 12 * 1024, 4: 16 * 1024}  # rows of pre that the epilogue warps of BACKWARD hold, by their number
 _PRODUCTS = {Product.GATED: 1, Product.BACKWARD: 2}
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _MAPS = (nvrtc.TensorMap, nvrtc.TensorMap)
@@ -47,16 +47,23 @@ _TYPES = (*(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
 @dataclass(frozen=True)
 class Config:
     """group_m: rows of tiles that share one pass over an expert's weights.
-    dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …"""
+    dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
+    finishers: epilogue warps, 2, or 4 beside products of half the columns (right in emulation, not timed)."""
 
     group_m: int = 8
     dynamic: bool = False
+    finishers: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Of a program: warps in fours, of which two are idle beside four epilogue warps."""
+        return 384 if self.finishers == 2 else 512
 
     def smem_bytes(self, product: Product, groups: int, bias: int) -> int:
         """Shared memory of one program: ring, products of a tile, rows of pre, bias of `bias` bytes a value, queue,
         barriers, tiles of the groups, and up to 1024 to align."""
         ring = _STAGES * ((_ROWS + _COLUMNS) * _STEP * 2 + 16)
-        pre = _PRE_BYTES if product is Product.BACKWARD else 0
+        pre = _PRE_BYTES[self.finishers] if product is Product.BACKWARD else 0
         return 1024 + ring + _ROWS * _COLUMNS * 2 + pre + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
 
     def source(self, p: GatherProblem, bias: int, more: bool) -> str:
@@ -71,10 +78,18 @@ class Config:
             "K_MAJOR": k_major,
             "BIAS": bias,
             "BAND": self.group_m,
+            "FINISHERS": self.finishers,
             "HALF": int(half),
             "MORE": int(more),
         }
-        return nvrtc.program(macros, nvrtc.multiply(256, half, (0, 1 - k_major)), *_SOURCES)
+        return nvrtc.program(
+            macros, nvrtc.multiply(256 if self.finishers == 2 else 128, half, (0, 1 - k_major)), *_SOURCES
+        )
+
+
+def _nbytes(p: GatherProblem, config: Config) -> int:
+    """Shared memory of a program, a bias taken to be in float32."""
+    return config.smem_bytes(p.product, power_of_two(p.groups, 32), 4 * p.has_bias)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -86,7 +101,7 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
         return "computes products beside a gated activation, nothing else"
     if p.product is Product.GATED and p.b_strides[1] != 1:
         return "gate and up are loaded apart, for which b must be stored [E, 2I, K]"
-    if Config().smem_bytes(p.product, power_of_two(p.groups, 32), 4 * p.has_bias) > device.smem_bytes:
+    if _nbytes(p, Config()) > device.smem_bytes:
         return f"lists experts in shared memory, which {p.groups} of them exceed"
     return nvrtc.missing()
 
@@ -97,8 +112,9 @@ def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
 
     Up to K = 2048 tiles by number: neighbours share a TPC. With longer K programs drift apart. (Measured when a kernel
     of its own set the counter to zero, 2 us.)"""
-    dynamic = problem.k > 2048
-    return Config(dynamic=dynamic), Config(16, dynamic), Config(dynamic=not dynamic)
+    p, dynamic = problem, problem.k > 2048
+    found = (Config(dynamic=dynamic), Config(16, dynamic), Config(dynamic=not dynamic), Config(8, dynamic, 4))
+    return tuple(c for c in found if _nbytes(p, c) <= device.smem_bytes)
 
 
 def invariant(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
@@ -124,7 +140,7 @@ def _kernel(config: Config, key: GatherProblem, bias: int, more: bool, groups: i
     """The kernel on GPU number `device`, the current one."""
     smem_bytes = config.smem_bytes(key.product, groups, bias)
     types = (*_MAPS, *((*_MAPS, _ADDRESS, _INT) if more else ()), *_TYPES)
-    return nvrtc.kernel(_binary(config, key, bias, more), "gathered_mm", types, 3 * 128, smem_bytes)
+    return nvrtc.kernel(_binary(config, key, bias, more), "gathered_mm", types, config.threads, smem_bytes)
 
 
 def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.TensorMap]:
