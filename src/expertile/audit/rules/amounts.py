@@ -11,7 +11,7 @@ from math import prod
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import Interval, exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
@@ -26,7 +26,6 @@ _NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradien
 _WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
 _OTHER_BITS = regex(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
 _ELSEWHERE = regex(r"(?i)offload|shard|fsdp|zero-\d|mmap")
-_NONE = regex(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
 _SPENT = regex(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
@@ -93,7 +92,7 @@ def counted(report: Report) -> Iterator[Finding]:
 def _placed(text: str) -> tuple[bool, bool]:
     """Whether a report is of one GPU, and whether something may lie elsewhere than in its memory."""
     one = re.search(r"(?i)\b(?:single|one) (?:gpu|[\w-]*\d{2,4})", text)
-    return bool(one), bool(_ELSEWHERE.search(_NONE.sub("", text)))
+    return bool(one), says(_ELSEWHERE, text)
 
 
 def _one_format(report: Report) -> bool:

@@ -14,7 +14,7 @@ from types import CodeType
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, si
 from expertile.audit.interval import Interval, exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.named import Named, named
 from expertile.audit.rules.published import ASK, FORMULAS, FUNCTIONS, HOLDS, Formula
@@ -43,8 +43,9 @@ def formulas(report: Report) -> Iterator[Finding]:
         left, sign, right = re.split(r" ([<>]?=) ", formula.text, maxsplit=1)
         target = _compiled(left)[1][0]
         some = named(report, target)
-        if not some or (formula.unless and re.search(formula.unless, report.text)):
+        if not some:
             continue
+        excused = formula.unless and says(re.compile(formula.unless), report.text)
         ways = right.split(" | ")
         broken, kept = [], 0
         by_way: dict[int, list[tuple[Named, list[_Made | None]]]] = {}
@@ -62,7 +63,8 @@ def formulas(report: Report) -> Iterator[Finding]:
         odd = [x for w, some_of in by_way.items() if w != usual for x in some_of]
         if formula.reach == "row" and len(odd) == 1 and len(by_way[usual]) > 2 and (m := odd[0][1][usual]):
             broken += [] if _keeps(m, sign, max(formula.slack, formula.far)) else [(odd[0][0], m)]
-        if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
+        # Where several keep it no word of the report excuses the one that does not.
+        if kept < formula.fit or (len(broken) > kept and len(broken) > 2) or (excused and kept < 3 * len(broken)):
             continue  # another convention
         near = 2 if formula.sure < ASK else 1
         alone = len({f.value.mid for f in some}) == 1 or kept > 1

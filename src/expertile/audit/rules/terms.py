@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.interval import exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
@@ -68,10 +68,6 @@ _SPARSE = regex(
 )
 _DRAFTED = regex(
     r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
-)
-_ABSENT = regex(
-    r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*|\b\w+\"?: (?:null|none|false|off)\b"
-    r"|(?m:^[^:\n]{0,60}: \W*(?:none|off|disabled)\b)"
 )
 _PARAMS = regex(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 # "params: 6738415616"
@@ -206,7 +202,7 @@ def terms(row: Row) -> tuple[Term, ...]:
 
 def _whole(row: Row, text: str) -> bool:
     """Whether every parameter is used once for each token."""
-    return not any(form.search(_ABSENT.sub("", of)) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
+    return not any(says(form, of) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -235,7 +231,7 @@ def _models(text: str) -> dict[float, int]:
 
 def drafts(report: Report) -> bool:
     """Whether a pass may make more than one token of a stream."""
-    return _DRAFTED.search(_ABSENT.sub("", report.text)) is not None
+    return says(_DRAFTED, report.text)
 
 
 def _files(row: Row) -> list[Quantity]:
