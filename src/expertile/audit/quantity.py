@@ -88,8 +88,8 @@ _AND = regex(r"(?: \([^()\d]*\))?,? and ")  # "at least 54 ms (A) and 27 ms (B)"
 _TO = regex(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
 _THINGS_OF = regex(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = regex(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
-    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1 ?M |1?[MK] |"
+    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input|training) )?(?P<noun>token|image|frame|"
     r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = regex(r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$")
@@ -349,5 +349,8 @@ def named(q: Quantity) -> Quantity:
     """`q` with the kind that its column's name says."""
     if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
+    if q.kind in ("money", "energy") and (per := _PER.search(q.label)):  # "$1.86" below "per hour"
+        unit = _each(Unit(q.kind, 1.0, 1.0), None, *per.group("noun", "million")) if per["noun"] else NO_UNIT
+        return replace(q, kind=unit.kind, value=q.value * unit.low, noun=unit.noun) if per["noun"] else q
     step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, PER_TOKEN))
     return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q

@@ -67,7 +67,7 @@ def formulas(report: Report) -> Iterator[Finding]:
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2) or (excused and kept < 3 * len(broken)):
             continue  # another convention
         near = 2 if formula.sure < ASK else 1
-        alone = len({f.value.mid for f in some}) == 1 or kept > 1
+        alone = len({f.value.mid for f in some if f.key} or {f.value.mid for f in some}) == 1 or kept > 1
         yield from (_broken(formula, sign, kept, *each) for each in broken if alone or each[1][2].distance < near)
 
 
@@ -181,6 +181,9 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
     for distance, of in enumerate(([f for f in some if f.row is row], block, [f for f in some if not _in_grid(f.row)])):
         if len({f.value.mid for f in of}) == 1 and not (distance == 1 and _in_grid(row)):
             return of[0], distance
+        keyed = [f for f in of if f.key]
+        if distance == 2 and len({f.value.mid for f in keyed}) == 1:  # what a sentence says may be of another
+            return keyed[0], distance
         above = [f for f in of if f.line <= figure.line]
         if distance == 1 and above and len(of) > 1 and report.blocks[row.block].kind == "code":
             return max(above, key=lambda f: f.line), distance  # a log's

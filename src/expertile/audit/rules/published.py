@@ -179,7 +179,7 @@ FORMULAS = (
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
     # Figures that count something, and what they make.
     Formula("concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP + r"|tokens?\b"),
-    Formula("concurrency", "clients >= request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
+    Formula("concurrency", "request_rate <= clients / mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
     # Of several runs in one log: the rate stands last.
     Formula("concurrency", "request_rate = clients / mean_latency", 2, 0.06, fit=2, reach="block", unless=_OPEN_LOOP + r"|tokens?\b"),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
