@@ -9,13 +9,13 @@ from functools import lru_cache
 from math import prod
 
 from expertile.audit.facts import BITS, facts
-from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.finding import QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval, exact
 from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
-from expertile.audit.rules.solve import WALL
+from expertile.audit.rules.solve import WALL, shown_as
 from expertile.audit.rules.terms import parameters, terms
 from expertile.audit.rules.work import Term
 
@@ -38,7 +38,8 @@ _NO_DECODER = regex(
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
 _HEADS = ("layers", "kv_heads", "head_dim")
-_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
+_PUE = regex(r"(?:pue|cooling)[^.\d]{0,30}\b(1\.\d+)")
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s", "energy", "money", "tokens")
 
 
 def _transformer(report: Report) -> list[float]:
@@ -179,22 +180,30 @@ def spent(report: Report) -> Iterator[Finding]:
     """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
     held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
     gpus = report.everything.of("gpus")
-    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and WALL.search(t.label)]
+    whole = [t for t in held["tokens"] if t.value.mid > 1e9]
+    # A run of days is one that is told of; a shorter time may be of anything.
+    lasted = [t.value for t in held["time"] if t.value.mid >= 86400 or (t.value.mid >= 600 and WALL.search(t.label))]
     hours = [t * n for t in lasted for n in gpus if n > 1]
     made = {
         "gpu*s": hours,
         "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours]
         + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
         "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
+        "J/token": [e.value / t.value for e in held["energy"] for t in whole],
+        "$/token": [p.value / t.value for p in held["money"] for t in whole],
     }
     rows = [*report.lines_of_text, *(r for r in report.rows if r.kind == "record")]
     for row, q in ((r, q) for r in rows for q in r.of(*made) if q.exact and q.value.mid):
-        parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
+        beside = [row] if row.kind == "record" else [r for r in report.lines_of_text if r.block == row.block]
+        parts = [x.value for r in beside for x in r.of(q.kind) if x is not q]
         some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
+        known = [*some, *(x * float(n) for x in (*some, *parts) for n in _PUE.findall(report.text))]
         near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
         record = row.kind == "record"
-        asked = _ASKED.search(q.label if record else re.sub(r"\([^()]*\)", "", row.text))
+        words = q.label if record else re.sub(r"\([^()]*\)", "", row.text)
+        asked = _ASKED.search(words.partition("per ")[0] if "/" in q.kind else words)
         said = (record or _SPENT.search(row.text)) and not asked
-        if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
-            message = f"the times, prices and powers stated make {si(near.mid, UNIT_OF[q.kind])}, not {q.text}"
+        close = near and (near.meets(q.value, 0.6) or any((near * k).meets(q.value, 0.03) for k in (1e3, 1e-3)))
+        if near and said and close and not any(x.meets(q.value, 0.03) for x in known):
+            message = f"the times, prices and powers stated make {shown_as(near.mid, q)}, not {q.text}"
             yield finding(QUESTION, "cost", f"{message}: of which run is it?", q)

@@ -11,6 +11,7 @@ from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
+from expertile.audit.records import digits
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION
 from expertile.audit.rules.terms import COMMS, GIB, IF, SINGLE, WRITTEN, Law, combine, derived, law_of, terms
@@ -301,6 +302,11 @@ def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bo
     return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few and not lost
 
 
+def shown_as(value: float, q: Quantity) -> str:
+    """A value as that of `q` is printed: with its kind's unit, else in the figure's own."""
+    return si(value, UNIT_OF[q.kind]) if q.kind in UNIT_OF else f"{value / q.value.mid * digits(q):.4g}"
+
+
 def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     off, figure = (combo[0].value * combo[1].value / combo[2].value).mid, combo[at].figure
     assert figure is not None
@@ -308,6 +314,6 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     others = [t for i, t in enumerate(combo) if i != at]
     made = combine(others[0], others[1], 1) if at == 2 else combine(others[1], others[0], -1)
     ask = "" if sure else ": is this the same run?"
-    message = f"{made.text} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
+    message = f"{made.text} is {shown_as(would, figure)}, not {figure.text}{ask}"
     beside, lines = [t.figure for t in others if t.figure], tuple(n for t in combo for n in t.lines)
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)
