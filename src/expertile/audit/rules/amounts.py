@@ -37,6 +37,9 @@ _NO_DECODER = regex(
     r"(?:mlp|ffn)[ _](?:ratio|mult|expan)\w*|distill|draft"
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
+_CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
+_AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
+_OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _PUE = regex(r"(?:pue|cooling)[^.\d]{0,30}\b(1\.\d+)")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s", "energy", "money", "tokens")
@@ -154,16 +157,13 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
     tokens = row.only("tokens") if q.kind == "bytes" and not pool else None
-    if row.kind == "table" or not (each or tokens) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
+    sizes = _heads(row)
+    if row.kind == "table":
+        return _cached(row, q, prod(sizes) * 2) if sizes and q.kind == "bytes" else None
+    if not (sizes and (each or tokens)) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
         return None
-    sizes = []
-    for name in _HEADS:
-        found = {*row.facts.of(name)} or {v for f in (report.everything, *report.facts) for v in f.of(name)}
-        if len(found) != 1:
-            return None
-        sizes.append(found.pop())
     widths = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
-    if len(widths) > 1 or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
+    if len(widths) > 1:
         return None
     (nbytes,) = widths
     each_of = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
@@ -174,6 +174,51 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     also = (1.0, *half, 1.024, 1 / 1.0737, *(1 / n for n in report.everything.of("gpus")))
     also += tuple(report.everything.of("batch")) * (count > 1)
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
+
+
+def _heads(row: Row) -> list[float]:
+    """Layers, KV heads and head dimension of the one decoder that caches all of them; else nothing."""
+    report = row.report
+    stated = [(report.everything.of(n), [v for f in report.facts for v in f.of(n)], n) for n in _HEADS]
+    in_rows = {n: {r.own[n] for r in report.all_rows if n in r.own} for n in _HEADS}
+    held = [{*row.facts.of(n)} or {*some, *of} or in_rows[n] for some, of, n in stated]
+    other = re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text)
+    return [] if other or any(len(some) != 1 for some in held) else [n for (n,) in held]
+
+
+def _cached(row: Row, q: Quantity, values: float) -> Term | None:
+    """The cache of a table's row of a context, for one or all of its sequences: counted as the other rows are."""
+
+    def made(r: Row) -> dict[tuple[str, float, float], float]:
+        named = r.bare | r.own | {t.label: t.value.mid for t in r.of("tokens")}
+        some = {name: n for name, n in named.items() if _CONTEXT.search(name)}
+        lengths = {n for name, n in some.items() if "cache" in name} or {*some.values()}
+        counts = {"": 1.0} | {name: n for name, n in named.items() if name not in some and _AT_ONCE.search(name)}
+        widths = [BITS[f] / 16 for f in r.facts.of("formats")] or [1.0, 0.5]
+        keys = itertools.product(counts, enumerate(widths), (1.0, *row.report.everything.of("gpus")))
+        each = {
+            (c, float(i), n): 2 * values * w * counts[c] * length / n for c, (i, w), n in keys for length in lengths
+        }
+        return each if len(lengths) == 1 else {}
+
+    def keeps(r: Row) -> set[tuple[str, float, float]]:
+        x = r.figure(q.column, "bytes")
+        return {k for k, b in made(r).items() if x and (x.value.meets(b, 0.03) or x.value.meets(b / 1.0737, 0.01))}
+
+    rows = [
+        r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column, "bytes")
+    ]
+    others, own = [k for r in rows if (k := keeps(r))], made(row)
+    usual = set.intersection(*others) if others else {*own}
+    near = min((own[k] for k in usual & own.keys()), key=lambda b: abs(math.log(b / q.value.mid)), default=0.0)
+    if (
+        not _OF_CACHE.search(q.label)
+        or keeps(row) & usual
+        or 2 * len(others) < len(rows)
+        or not 0.1 < q.value.mid / (near or 1) < 10
+    ):
+        return None
+    return Term("bytes", exact(near), f"2 · layers · KV heads · head dimension, {values:,.0f} values a token,", ())
 
 
 def spent(report: Report) -> Iterator[Finding]:

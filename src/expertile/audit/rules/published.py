@@ -178,10 +178,20 @@ FORMULAS = (
     Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
     # Figures that count something, and what they make.
-    Formula("concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP + r"|tokens?\b"),
+    Formula(
+        "concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP + r"|tokens?\b"
+    ),
     Formula("concurrency", "request_rate <= clients / mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
     # Of several runs in one log: the rate stands last.
-    Formula("concurrency", "request_rate = clients / mean_latency", 2, 0.06, fit=2, reach="block", unless=_OPEN_LOOP + r"|tokens?\b"),
+    Formula(
+        "concurrency",
+        "request_rate = clients / mean_latency",
+        2,
+        0.06,
+        fit=2,
+        reach="block",
+        unless=_OPEN_LOOP + r"|tokens?\b",
+    ),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
     # Energy and carbon.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),

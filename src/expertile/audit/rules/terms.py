@@ -271,7 +271,8 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     held = [
         b
         for b in held
-        if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and re.match(r"(?i)(?:file |model )?size\b|gguf|g(?:i?b)?$", b.label))
+        if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}")
+        or (sized and re.match(r"(?i)(?:file |model )?size\b|gguf|g(?:i?b)?$", b.label))
     ]
     formats = formats or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
