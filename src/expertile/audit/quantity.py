@@ -311,6 +311,9 @@ def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity
         more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
     for q in (q for q in found if q.kind in RATES):
         more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
+    for q in (q for q in found if q.kind in (*RATES, "bytes", "power")):  # "42 of 63 GB/s"
+        m = re.search(rf"(?<![\w.,/-])({NUMBER}) (?:out )?of (?:the |its )?$", text[: q.start])
+        more += [(q, m, 1)] if m and q.end - q.start < 16 else []
     for of, m, at in more:
         if not any(q.start <= m.start(at) < q.end for q in found):
             shown = re.match(NUMBER, of.text)

@@ -20,7 +20,7 @@ from expertile.audit.rules.terms import parameters, terms
 from expertile.audit.rules.work import Term
 
 _STEP = regex(
-    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|(?<!ckpt)/step\b(?!_)"
 )
 _NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
 _WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
@@ -210,7 +210,7 @@ def _cached(row: Row, q: Quantity, values: float) -> Term | None:
     ]
     others, own = [k for r in rows if (k := keeps(r))], made(row)
     usual = set.intersection(*others) if others else {*own}
-    near = min((own[k] for k in usual & own.keys()), key=lambda b: abs(math.log(b / q.value.mid)), default=0.0)
+    near = min((own[k] for k in usual & own.keys()), key=lambda b: (round(abs(math.log(b / q.value.mid)), 6), b), default=0.0)
     if (
         not _OF_CACHE.search(q.label)
         or keeps(row) & usual

@@ -42,7 +42,7 @@ _OF_DRAM = regex(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traf
 # Beside one GPU of which the number is not stated.
 _SEVERAL = regex(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 _NO_RUN = regex(
-    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token|"
+    r"launch(?! takes| needs| took)|overhead|gap\b|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token|"
     r"sampling|interval|comm\b"
 )
 _WHOLE = regex(

@@ -39,6 +39,7 @@ _READ = regex(
     r"(?i)(?<![a-z])(?:direct[ _-]?io|o_direct|cold|uncached|load(?:s|ed|ing)?|checkpoint|safetensors)(?![a-z])"
 )
 _OF_RAM = regex(rf"{_COPIED.pattern}|\bgpu|\bram\b|\bdevice|warm|page cache")
+_PAGES = regex(r"(?:from|in|out of) (?:the )?page cache|(?:that|which|this) is ram\b")
 _SEVERAL = regex(  # drives, or the memory of a host
     r"(?<!no )(?<!not )(?<!without )\b(?:raid|strip(?:e|ing)|md\d|lvm|zfs|drives|ssds|disks|lustre|weka|gpfs|nfs|ceph|"
     r"beegfs|tmpfs|ram ?disk|/dev/shm)|(?<![\w.])(?:[2-9]|two|three|four|eight) ?[x×]? (?:[\w.-]+ ){0,2}(?:nvme|ssd)"
@@ -178,6 +179,7 @@ def limits(report: Report) -> Iterator[Finding]:
             ):
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
             other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
+            other = other or (q.kind == "bandwidth" and row.kind == "line" and EQUATION.search(row.text[: q.start]))
             itself = any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
             itself |= q.kind == "rate" and q.value.lo <= max(clocked, default=0.0)
             if q.exact and q.value.mid and not (other or itself):
@@ -214,6 +216,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     peaks = [x for d in row.devices for f in part.split("/") for x in (d.peak(f), generous_peak(d, f)) if x]
     if q.kind == "rate" and part and peaks and q.value.lo <= max(peaks):
         return  # the text states another of its peaks: without tensor cores, with the slower accumulation
+    if part == "disk" and _PAGES.search(row.report.text):
+        return
     if part in ("disk", "PCIe") and _SEVERAL.search(row.report.text if part == "disk" else row.headings):
         return
     ways = (_ways(own) or _ways(row.text) or _ways(row.lead)) if q.kind == "bandwidth" else 0
@@ -230,6 +234,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         return
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
     most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
+    if link and not limit.q and row.kind == "line" and q.plain.meets(limit.value) and not SHOWN.search(row.text):
+        return  # what the link is sold with
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     if limit.q and not limit.ways and q.value.lo < 2.02 * most and BOTH_WAYS.search(row.text):
         return  # both ways, and one
@@ -263,7 +269,14 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     made = ((q.plain / p.value, 0.03), (q.plain * 1.0737 / p.value, 0.01)) if p and q.value.lo < 3 * most else ()
     if not limit.q or limit.q.kind == "rate":  # another peak that the text works out
         whole += [x.plain.mid for r in row.report.lines_of_text for x in r.of(q.kind) if x is not q]
-    if p and made and _OF_LINK.search(p.words) and not any(m.meets(x, s) for x in whole for m, s in made):
+    scaled = p and row.kind == "table" and "effic" in p.label.lower() and ("gpus" in row.own or row.of("ratio"))
+    if (
+        p
+        and made
+        and not scaled
+        and _OF_LINK.search(p.words)
+        and not any(m.meets(x, s) for x in whole for m, s in made)
+    ):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 

@@ -71,7 +71,7 @@ _DRAFTED = regex(
 )
 _PARAMS = regex(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 # "params: 6738415616"
-_COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
+_COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,}|\d\.?\d*e\+?\d+)(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
 MODEL = regex(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
@@ -225,6 +225,7 @@ def parameters(row: Row, held: bool = False) -> float | None:
 def _models(text: str) -> dict[float, int]:
     """Numbers of parameters that a text states, and the digits that it gives of each."""
     text = _COUNT.sub(lambda m: f" {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
+    text = re.sub(r"(?i)\b(?:consumed|seen|processed)\b[ :=]{1,3}\d[\d.,]*[bmt]\b", " ", text)  # tokens
     text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
     return {float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}
 

@@ -104,7 +104,8 @@ def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Ite
     means = may_come_to([x.value for x in parts], total and not mean)
     means += [m for x in parts if total for m in may_come_to([y.value for y in parts if y is not x], True)]
     slacks = [0.03 if total else 0.012, *(0.005 for _ in means)]
-    if not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
+    far = not 0.1 < means[0].mid / q.value.mid < 10  # it is of something else
+    if not far and not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
         made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
         yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
