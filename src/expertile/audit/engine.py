@@ -30,7 +30,16 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions, laws.laws),
+    *(
+        limits.above,
+        shares.shares,
+        shares.sparse_peaks,
+        peaks.limits,
+        peaks.rings,
+        tables.columns,
+        tables.proportions,
+        laws.laws,
+    ),
     *(tables.slips, solve.rows, amounts.counted, amounts.spent),
     *(told.ratios, retold.retold, headlines.changes, totals.totals, totals.orders),
     *(statistics.related, statistics.summaries),
@@ -43,6 +52,7 @@ RULES = (
         formulas.formulas,
         capacity.held,
         capacity.weights,
+        capacity.trained,
     ),
     *(capacity.sped_up, capacity.counted),
     *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks),

@@ -115,7 +115,11 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     formats = facts(_AGAINST.sub("", row.text)).of("formats") if formats else ()
+    if row.kind == "record":  # of its own line, else of those without another size
+        rest = re.sub(r"(?m)^.*\d ?[KMGT]i?B\b.*$", "", row.text)
+        formats = next(filter(None, (facts(t).of("formats") for t in (row.report.lines[q.line - 1], rest))), ())
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
+    listed = row.kind == "line" and row.report.blocks[row.block].kind == "code" and _WEIGHTS.search(row.lead)
     table, gpus = row.kind == "table", row.facts.of("gpus")
     file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", words + row.label * table)
     memory = q.kind == "bytes" and table and bool(re.search(r"(?i)\bmem|\bvram|\bpeak", q.label))
@@ -131,7 +135,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     file = file if not table or any(BITS[f] > 8 for f in formats) else None
     if (
         q.kind == "bytes"
-        and (file or memory or re.search(weights, row.text))
+        and (file or memory or listed or re.search(weights, row.text))
         and not _NO_WEIGHTS.search(words.replace("_", " "))
     ):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
@@ -140,9 +144,11 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
             formats = tuple(sorted(before.facts.of("formats"), key=lambda f: BITS[f])[:1])
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
         n = parameters(row, held=True) if len(formats) == 1 and q is row.of("bytes")[0] else None
-        least = (n or 0.0) * BITS[formats[0]] / 8 / (gpus[0] if memory else 1) if n else 0.0
+        stated = {*re.findall(r"\b([2-8])[- ]?bits?\b", row.text)}
+        bits = float(stated.pop()) if len(stated) == 1 and n else BITS[formats[0]] if n else 0.0
+        least = (n or 0.0) * bits / 8 / (gpus[0] if memory else 1)
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
-            text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
+            text = f"{n / 1e9:.3g} B parameters in {formats[0] if bits == BITS[formats[0]] else f'{bits:.0f} bits'}"
             # Nothing adds to unquantised weights but what their name leaves out.
             plain = file and BITS[formats[0]] > 8 and not re.search(r"(?i)gemma|optim|state|adam|vision", row.text)
             most = 1.15 * least if plain and q.value.lo < 3 * least else math.inf
@@ -210,7 +216,9 @@ def _cached(row: Row, q: Quantity, values: float) -> Term | None:
     ]
     others, own = [k for r in rows if (k := keeps(r))], made(row)
     usual = set.intersection(*others) if others else {*own}
-    near = min((own[k] for k in usual & own.keys()), key=lambda b: (round(abs(math.log(b / q.value.mid)), 6), b), default=0.0)
+    near = min(
+        (own[k] for k in usual & own.keys()), key=lambda b: (round(abs(math.log(b / q.value.mid)), 6), b), default=0.0
+    )
     if (
         not _OF_CACHE.search(q.label)
         or keeps(row) & usual

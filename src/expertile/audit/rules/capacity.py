@@ -10,6 +10,7 @@ from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 from expertile.audit.rules.hardware import gpu_counts, own_words
+from expertile.audit.rules.terms import parameters
 
 _HELD = regex(
     r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
@@ -21,6 +22,10 @@ _NOT_HELD = regex(
     r"modded|disk|nvme"
 )
 _ELSEWHERE = regex(r"offload|streamed|managed|unified|\buvm\b|modded|windows|zero-infinity")
+_EACH = regex(
+    r"(?:each|per gpu|per card|per device)[ ,]+(?:unless|everywhere|throughout)|(?:figures|numbers|gb) (?:are )?per gpu\b"
+)
+_FEWER = regex(r"lora|frozen|adapter|shard|zero|fsdp|galore|adafactor|tensor.parallel|pipeline|peft")
 _PART = regex(
     r"(?i)(?:takes?|is|are|spends?|accounts? for)[^.;%]{0,24}% of (?:the |an? )?(?:\w+ ){0,2}(?:step|time|runtime|run)"
     r"|% of (?:the |an? |all )?(?:\w+ ){0,3}(?:step|time|runtime)\b"
@@ -45,26 +50,44 @@ def held(report: Report) -> Iterator[Finding]:
         return
     for row in report.all_rows:
         for q in (q for q in row.of("bytes") if row.devices):
-            own = f"{q.label} {row.headings}" if row.kind == "table" else own_words(row, q)
+            heads = " ".join(report.blocks[b].text for b in report.sections[row.block])
+            own = f"{q.label} {heads}" if row.kind == "table" else own_words(row, q)
             own = own.replace("_", " ")
             if row.kind == "table" and _NOT_HELD.search(q.label.replace("_", " ")):
                 continue
             if not q.exact or not _HELD.search(own) or (row.kind != "table" and _NOT_HELD.search(own)):
                 continue
-            count = 1.0 if q.per_device else max(gpu_counts(row))
+            each = q.per_device or _EACH.search(report.text)
+            count = 1.0 if each else max(gpu_counts(row))
             most = count * max(d.memory_bytes for d in row.devices) * 2**30 / 1e9
             if 1.03 * most < q.value.lo < 40 * most:
                 whose = f"{f'{count:.0f} × ' * (count > 1)}{row.devices[0].name}"
                 # Of a part that is sold with more memory the report names which.
                 told = re.search(rf"(?<!\d){row.devices[0].memory_bytes / 1e9:.0f} ?g", report.text)
                 one = len(report.everything.of("devices")) == 1 and not report.everything.foreign
-                several = count > 1 or re.search(r"multi(?!pl)|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                several = not each and (
+                    count > 1 or re.search(r"multi(?!pl)|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                )
                 sure = one and not several and (told or q.value.lo > 1.25 * most)
                 message = f"{q.text} is more than {whose} has, {si(most / 1.073741824, 'B')}"
                 if sure:
                     yield finding(IMPOSSIBLE, "memory", message, q)
                 elif one and not several:
                     yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
+
+
+def trained(report: Report) -> Iterator[Finding]:
+    """Rows that train every parameter with Adam in less memory than the weights and its two moments take."""
+    if not re.search("adam", report.text) or says(_ELSEWHERE, report.text) or says(_FEWER, report.text):
+        return
+    for row in (r for g in report.grids for r in g.rows):
+        n, held = parameters(row), [q for q in row.of("bytes") if re.search(r"(?i)peak|mem|vram|alloc", q.label)]
+        moments = 2 if re.search(r"(?i)\b8[- ]?bit|int8", row.text) else 8 if "fp32" in row.facts.of("formats") else 4
+        for q in held if n and len(held) == 1 and held[0].exact else ():
+            if q.value.hi < 0.95 * (2 + moments) * n:
+                made = f"{n / 1e9:.3g} B weights in 2 bytes and Adam's moments in {moments} are"
+                message = f"{made} {si((2 + moments) * n, 'B')}, more than {q.text}: are all of them there?"
+                yield finding(QUESTION, "memory", message, q)
 
 
 def weights(report: Report) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
@@ -50,6 +50,8 @@ _OTHER = regex(
     r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|"
     r"(?<!write)(?<!write-)combined"
 )
+_NODES, _SUMMED = regex(r"\W*(\d+) (?:nodes|hosts|servers|machines)\b"), regex(r"(?i)per step|gradient|reduc")
+_LESS = regex(r"compress|sparsif|\bsharp\b|local sgd|local steps|two ports|hierarch|powersgd|top-k")
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = regex(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
@@ -204,6 +206,21 @@ def _crossed(row: Row) -> Iterator[Quantity]:
         part = _part(own) or _part(f"{row.lead} {row.text}") * bool(ONE_WAY.search(row.text) or _OVER.search(row.text))
         if part in (*_LINKS, "network", "disk") and t.exact and re.search(r"(?i)\bin\b|tak|took|need|[:=] ?\d", own):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
+
+
+def rings(report: Report) -> Iterator[Finding]:
+    """Times of an all-reduce in a ring of n nodes: each port sends 2 (n − 1) / n of the bytes (Patarasuk 2009)."""
+    lines = report.lines_of_text if re.search(r"\bring\b", report.text) and not says(_LESS, report.text) else []
+    ports = [q for r in lines for q in r.of("bandwidth") if _PORT.search(q.text)]
+    sums = {b.value.mid: b for r in lines for b in r.of("bytes") if _SUMMED.search(own_words(r, b))}
+    for row in lines if ports and len(sums) == 1 else ():
+        n, t = _NODES.match(row.text), row.only("time")
+        port, (b,) = max(ports, key=lambda q: q.value.mid), sums.values()
+        least = (b.value * (2 - 2 / max(float(n[1]), 1)) / port.value).mid if n else 0.0
+        if t and 0.2 * least < t.value.hi < 0.97 * least:
+            message = f"a ring of {n[1]} sends {b.text} × 2 · {int(n[1]) - 1} / {n[1]}" if n else ""
+            message += f", which takes {si(least, 's')} at {port.text}, not {t.text}: what else carries it?"
+            yield finding(QUESTION, "link", message, t, b, port)
 
 
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
