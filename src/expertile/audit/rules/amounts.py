@@ -38,6 +38,7 @@ _NO_DECODER = regex(
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
 _CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
+_OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|left|free|budget)\b")
 _AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
 _OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
@@ -82,6 +83,17 @@ def counted(report: Report) -> Iterator[Finding]:
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
+        n, each = row.only("tokens"), row.only("B/token") if _OF_CACHE.search(row.text) else None
+        held = (
+            [(b, g) for r in report.all_rows for b in r.of("bytes") for g in (1.0, *of("gpus"))] if n and each else []
+        )
+        pools = [(b, g) for b, g in held if _OF_POOL.search(f"{b.label} {b.after}") and n and each]
+        if n and each and not any((n.value * each.value).meets(b.value * g, 0.03) for b, g in held):
+            need = (n.value * each.value).mid
+            b, g = min(pools, key=lambda x: abs(math.log(need / x[0].value.mid / x[1])), default=(n, 0.0))
+            if 0.3 < b.value.mid * g / need < 3:
+                message = f"{n.text} of {each.text} take {si(need, 'B')}, not {b.text}" + f" × {g:.0f}" * (g > 1)
+                yield finding(QUESTION, "memory", f"{message}: do they fit in it?", n, b)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
             if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
@@ -156,6 +157,20 @@ def _shortened(report: Report) -> Iterator[Finding]:
     parts = [ts for text, ts in lines if (_KERNEL.search(text) or _ALONE.search(text)) and _PER_STEP.search(text)]
     held = [([ts for text, ts in lines if _WHOLE.search(text) and ts not in parts], parts)] if len(parts) == 1 else []
     only = _ONLY.search(report.text)
+    whole = [ts for text, ts in lines if _WHOLE.search(text) and len(ts) == 2] if not held else []
+    title = {*re.findall(r"[a-z]{5,}", next((b.text for b in report.blocks if b.kind == "heading"), "").lower())}
+    for g in report.grids if len(whole) == 1 else ():  # a profile of the whole, and the part that the title names
+        rows = [(r, r.only("time")) for r in g.rows]
+        total = any(t and r.summary and t.value.meets(whole[0][0].value) for r, t in rows)
+        named = [t for r, t in rows if t and not r.summary and title & {*re.findall(r"[a-z]{5,}", r.label.lower())}]
+        gains = [x for r in report.lines_of_text for x in r.of("ratio") if x.line < whole[0][0].line and x.exact]
+        if total and len(named) == 1:
+            most = max(gains, key=lambda x: x.value.mid, default=None)
+            t = named[0]
+            less = t.value * 0.0 if most is None else t.value / most.value
+            held.append(
+                (whole, [[t, replace(t, value=less, text="nothing" if most is None else f"{t.text} ÷ {most.text}")]])
+            )
     for g in report.grids if only else ():
         columns = g.columns("time")
         rows = [(r.label, [q for c in columns if (q := r.figure(c, "time"))]) for r in g.rows]

@@ -30,11 +30,7 @@ _REQUESTS = r"(?: (?:req|requests)/s| rps| qps)?"
 _ERROR = r"(?: err(?:or)?| diff)?"
 NAMES = {
     # how a model is trained
-    "tp": Name(
-        "n",
-        rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}",
-        rf"{_N}-way tensor|tensor[- ]parallel[- ]size[ =]{_N}|\bTP ?[=:]? ?{_N}\b",
-    ),
+    "tp": Name("n", rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
     "pp": Name(
         "n",
         rf"pp{_SIZE}|parallel pipeline|pipeline{_PARALLEL}{_SIZE}|(?:num )?(?:pipeline )?stages|p",
@@ -101,9 +97,7 @@ NAMES = {
     "step": Name("n", r"step|iter(?:ation)?"),
     # models
     "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
-    "kv_token": Name(
-        "bytes n B/token", r"kv(?: cache)?(?: size)?(?: (?:bytes|kib|kb))?(?: per|/) ?tok(?:en)?", "per token"
-    ),
+    "kv_token": Name("bytes n B/token", r"kv(?: cache)?(?: size)?(?: (?:bytes|kib|kb))?(?: per|/) ?tok(?:en)?"),
     "kv_tokens": Name(
         "n tokens token/item", r"(?:max )?(?:tokens|length|context)(?: len)? per (?:sequence|request|stream)"
     ),
@@ -169,10 +163,7 @@ NAMES = {
         "tokens_per_s", rf"per gpu (?:output |token )*throughput|throughput per gpu|{_TOKENS_S}[ /per]+gpu"
     ),
     "at_once": Name("n", r"^concurrency|^number of concurrent requests"),
-    "cache_tokens": Name(
-        "n tokens", r"(?:gpu )?kv cache size|kv cache tokens", r"(?i)\bpool\b|\bcache (?:then )?holds"
-    ),
-    "kv_pool": Name("bytes", r"(?:left |free )?for (?:the )?kv(?: cache)?|kv (?:cache )?(?:pool|budget)"),
+    "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
     "longest": Name("n", "(?!)", rf"(?i)concurrency for {_N} tokens"),
     "concurrency": Name("ratio", r"tokens per request"),
     "ttft": Name("time", r"ttft", r"(?i)\bttft\b|time to (?:the )?first token"),

@@ -110,7 +110,6 @@ FORMULAS = (
     Formula(
         "KV cache", "kv_cache = kv_token * kv_tokens * kv_sequences", reach="block", slack=0.03, unless="paged|shared"
     ),
-    Formula("KV cache", "cache_tokens = kv_pool / kv_token | kv_pool * tp / kv_token", sure=ASK, slack=0.03),
     Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=_DROPPED),
     Formula(
         "routing",
