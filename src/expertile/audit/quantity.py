@@ -233,6 +233,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             own = replace(own[0], kind=found[-1].kind, noun=found[-1].noun), own[1]  # "per step from 3 ms to 2 ms"
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
             own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
+        if own is None and re.fullmatch(r"1e\d+", m["a"]) and match_unit(name):
+            continue  # "GB = 1e9"
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue

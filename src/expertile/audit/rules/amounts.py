@@ -38,7 +38,7 @@ _NO_DECODER = regex(
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
 _CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
-_OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|left|free|budget)\b")
+_OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|budget)\b")
 _AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
 _OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
@@ -84,16 +84,8 @@ def counted(report: Report) -> Iterator[Finding]:
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
         n, each = row.only("tokens"), row.only("B/token") if _OF_CACHE.search(row.text) else None
-        held = (
-            [(b, g) for r in report.all_rows for b in r.of("bytes") for g in (1.0, *of("gpus"))] if n and each else []
-        )
-        pools = [(b, g) for b, g in held if _OF_POOL.search(f"{b.label} {b.after}") and n and each]
-        if n and each and not any((n.value * each.value).meets(b.value * g, 0.03) for b, g in held):
-            need = (n.value * each.value).mid
-            b, g = min(pools, key=lambda x: abs(math.log(need / x[0].value.mid / x[1])), default=(n, 0.0))
-            if 0.3 < b.value.mid * g / need < 3:
-                message = f"{n.text} of {each.text} take {si(need, 'B')}, not {b.text}" + f" × {g:.0f}" * (g > 1)
-                yield finding(QUESTION, "memory", f"{message}: do they fit in it?", n, b)
+        if n and each and n.exact and each.exact:
+            yield from _pooled(report, n, each)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
             if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
@@ -102,6 +94,17 @@ def counted(report: Report) -> Iterator[Finding]:
             if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
+
+
+def _pooled(report: Report, n: Quantity, each: Quantity) -> Iterator[Finding]:
+    """So many tokens of so many bytes are some amount that the report states, on one GPU or on all."""
+    counts, made = (1.0, *report.everything.of("gpus")), n.value * each.value
+    held = [(b, b.plain * g) for r in report.all_rows for b in r.of("bytes") if b.value.mid for g in counts]
+    pools = [(b, x) for b, x in held if _OF_POOL.search(f"{b.label} {b.after}")]
+    b, x = min(pools, key=lambda of: abs(math.log(made.mid / of[1].mid)), default=(n, made * 9.0))
+    if 0.3 < x.mid / made.mid < 3 and not any(made.meets(y * f, 0.02) for _, y in held for f in (1.0, 1.0737)):
+        message = f"{n.text} of {each.text} take {si(made.mid, 'B')}, not {si(x.mid, 'B')}: do they fit in it?"
+        yield finding(QUESTION, "memory", message, n, b)
 
 
 @lru_cache(maxsize=8)
