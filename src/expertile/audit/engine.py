@@ -73,7 +73,8 @@ _EXPLAINED = regex(
 _QUOTE = regex(r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full")
 _ABOVE = ("memory bandwidth", "limit", "link", "peak", "bandwidth", "decoding")
 _CACHE = regex(
-    r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above (?:what )?the (?:dram|hbm|vram|memory)\b|is (?:an )?l2 (?:figure|traffic)"
+    r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above (?:what )?the (?:dram|hbm|vram|memory)\b|"
+    r"is (?:an )?l2 (?:figure|traffic)"
 )
 
 

@@ -18,7 +18,8 @@ else:
 
 
 _NO = regex(  # "no X", "nothing is offloaded", "without A, B or X"
-    r"(?i)(?:\b(?:not|nothing|never|neither|nor|non)|n't|(?<![\w.,-])(?:no|without|zero|0)(?:(?: [\w-]+){1,3},(?: or| nor| and)?){0,4})"
+    r"(?i)(?:\b(?:not|nothing|never|neither|nor|non)|n't|"
+    r"(?<![\w.,-])(?:no|without|zero|0)(?:(?: [\w-]+){1,3},(?: or| nor| and)?){0,4})"
     r"\b[\s-](?:[^.,;:|()\n]|\n(?![\n#*|-])|:(?=\d)){0,30}$"
 )
 _OFF = regex(  # "X: off", "X is not used"

@@ -89,8 +89,8 @@ _TO = regex(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
 _THINGS_OF = regex(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = regex(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1 ?M |1?[MK] |"
-    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input|training) )?(?P<noun>token|image|frame|"
-    r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
+    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input|training) )?(?P<noun>token|image|"
+    r"frame|request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = regex(r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$")
 _RANKED = regex(

@@ -20,7 +20,8 @@ from expertile.audit.rules.terms import parameters, terms
 from expertile.audit.rules.work import Term
 
 _STEP = regex(
-    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|(?<!ckpt)/step\b(?!_)"
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|"
+    r"(?<!ckpt)/step\b(?!_)"
 )
 _NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
 _WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
@@ -210,36 +211,26 @@ def _heads(row: Row) -> list[float]:
 def _cached(row: Row, q: Quantity, values: float) -> Term | None:
     """The cache of a table's row of a context, for one or all of its sequences: counted as the other rows are."""
 
-    def made(r: Row) -> dict[tuple[str, float, float], float]:
+    def made(r: Row) -> dict[tuple[str, int, float], float]:
         named = r.bare | r.own | {t.label: t.value.mid for t in r.of("tokens")}
         some = {name: n for name, n in named.items() if _CONTEXT.search(name)}
-        lengths = {n for name, n in some.items() if "cache" in name} or {*some.values()}
+        length, *more = {n for name, n in some.items() if "cache" in name} or {*some.values()} or {0.0}
         counts = {"": 1.0} | {name: n for name, n in named.items() if name not in some and _AT_ONCE.search(name)}
-        widths = [BITS[f] / 16 for f in r.facts.of("formats")] or [1.0, 0.5]
-        keys = itertools.product(counts, enumerate(widths), (1.0, *row.report.everything.of("gpus")))
-        each = {
-            (c, float(i), n): 2 * values * w * counts[c] * length / n for c, (i, w), n in keys for length in lengths
-        }
-        return each if len(lengths) == 1 else {}
+        wide = enumerate([BITS[f] / 8 for f in r.facts.of("formats")] or [2.0, 1.0])
+        keys = itertools.product(counts, wide, (1.0, *r.report.everything.of("gpus")))
+        return {} if more else {(c, i, n): values * w * counts[c] * length / n for c, (i, w), n in keys}
 
-    def keeps(r: Row) -> set[tuple[str, float, float]]:
+    def keeps(r: Row) -> set[tuple[str, int, float]]:
         x = r.figure(q.column, "bytes")
         return {k for k, b in made(r).items() if x and (x.value.meets(b, 0.03) or x.value.meets(b / 1.0737, 0.01))}
 
-    rows = [
-        r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column, "bytes")
-    ]
+    if not _OF_CACHE.search(q.label):
+        return None
+    rows = [r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column)]
     others, own = [k for r in rows if (k := keeps(r))], made(row)
     usual = set.intersection(*others) if others else {*own}
-    near = min(
-        (own[k] for k in usual & own.keys()), key=lambda b: (round(abs(math.log(b / q.value.mid)), 6), b), default=0.0
-    )
-    if (
-        not _OF_CACHE.search(q.label)
-        or keeps(row) & usual
-        or 2 * len(others) < len(rows)
-        or not 0.1 < q.value.mid / (near or 1) < 10
-    ):
+    near = min((abs(math.log(b / q.value.mid)), b) for b in (*(own[k] for k in usual & own.keys() if own[k]), 1.0))[1]
+    if keeps(row) & usual or 2 * len(others) < len(rows) or not 0.1 < q.value.mid / near < 10:
         return None
     return Term("bytes", exact(near), f"2 · layers · KV heads · head dimension, {values:,.0f} values a token,", ())
 

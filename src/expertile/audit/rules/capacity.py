@@ -24,7 +24,8 @@ _NOT_HELD = regex(
 )
 _ELSEWHERE = regex(r"offload|streamed|managed|unified|\buvm\b|modded|windows|zero-infinity")
 _EACH = regex(
-    r"(?:each|per gpu|per card|per device)[ ,]+(?:unless|everywhere|throughout)|(?:figures|numbers|gb) (?:are )?per gpu\b"
+    r"(?:each|per gpu|per card|per device)[ ,]+(?:unless|everywhere|throughout)|"
+    r"(?:figures|numbers|gb) (?:are )?per gpu\b"
 )
 _FEWER = regex(r"lora|frozen|adapter|shard|zero|fsdp|galore|adafactor|tensor.parallel|pipeline|peft")
 _PART = regex(
@@ -84,8 +85,8 @@ def trained(report: Report) -> Iterator[Finding]:
     for row in (r for g in report.grids for r in g.rows):
         n, held = parameters(row), [q for q in row.of("bytes") if re.search(r"(?i)peak|mem|vram|alloc", q.label)]
         moments = 2 if re.search(r"(?i)\b8[- ]?bit|int8", row.text) else 8 if "fp32" in row.facts.of("formats") else 4
-        for q in held if n and len(held) == 1 and held[0].exact else ():
-            if q.value.hi < 0.95 * (2 + moments) * n:
+        for q in held if len(held) == 1 and held[0].exact else ():
+            if n and q.value.hi < 0.95 * (2 + moments) * n:
                 made = f"{n / 1e9:.3g} B weights in 2 bytes and Adam's moments in {moments} are"
                 message = f"{made} {si((2 + moments) * n, 'B')}, more than {q.text}: are all of them there?"
                 yield finding(QUESTION, "memory", message, q)
@@ -160,17 +161,13 @@ def _shortened(report: Report) -> Iterator[Finding]:
     whole = [ts for text, ts in lines if _WHOLE.search(text) and len(ts) == 2] if not held else []
     title = {*re.findall(r"[a-z]{5,}", next((b.text for b in report.blocks if b.kind == "heading"), "").lower())}
     for g in report.grids if len(whole) == 1 else ():  # a profile of the whole, and the part that the title names
-        rows = [(r, r.only("time")) for r in g.rows]
-        total = any(t and r.summary and t.value.meets(whole[0][0].value) for r, t in rows)
-        named = [t for r, t in rows if t and not r.summary and title & {*re.findall(r"[a-z]{5,}", r.label.lower())}]
+        times = [(r, t) for r in g.rows if (t := r.only("time"))]
+        total = any(r.summary and t.value.meets(whole[0][0].value) for r, t in times)
+        named = [t for r, t in times if not r.summary and title & {*re.findall(r"[a-z]{5,}", r.label.lower())}]
         gains = [x for r in report.lines_of_text for x in r.of("ratio") if x.line < whole[0][0].line and x.exact]
-        if total and len(named) == 1:
-            most = max(gains, key=lambda x: x.value.mid, default=None)
-            t = named[0]
-            less = t.value * 0.0 if most is None else t.value / most.value
-            held.append(
-                (whole, [[t, replace(t, value=less, text="nothing" if most is None else f"{t.text} ÷ {most.text}")]])
-            )
+        for t in named if total and gains and len(named) == 1 else ():
+            most = max(gains, key=lambda x: x.value.mid)
+            held.append((whole, [[t, replace(t, value=t.value / most.value, text=f"{t.text} ÷ {most.text}")]]))
     for g in report.grids if only else ():
         columns = g.columns("time")
         rows = [(r.label, [q for c in columns if (q := r.figure(c, "time"))]) for r in g.rows]

@@ -40,7 +40,7 @@ class _Scope:
 def formulas(report: Report) -> Iterator[Finding]:
     """Every figure that a formula makes."""
     for formula in FORMULAS:
-        left, sign, right = re.split(r" ([<>]?=) ", formula.text, maxsplit=1)
+        left, sign, right = re.split(r" (<?=) ", formula.text, maxsplit=1)
         target = _compiled(left)[1][0]
         some = named(report, target)
         if not some:
@@ -48,21 +48,13 @@ def formulas(report: Report) -> Iterator[Finding]:
         excused = formula.unless and says(re.compile(formula.unless), report.text)
         ways = right.split(" | ")
         broken, kept = [], 0
-        by_way: dict[int, list[tuple[Named, list[_Made | None]]]] = {}
         for figure in {(f.line, f.value.mid): f for f in some}.values():
             several = [_made(report, figure, formula, left, way) for way in ways]
             made = [m for m in several if m] if several[0] else []  # the others excuse
             if made and any(_keeps(m, sign, formula.slack) for m in made):
                 kept += 1
-                way = next(i for i, m in enumerate(several) if m and _keeps(m, sign, formula.slack))
-                by_way.setdefault(way, []).append((figure, several))
             elif made and not any(_keeps(m, sign, formula.far) for m in made):
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
-        # One row counts otherwise than all others.
-        usual = max(by_way, key=lambda w: len(by_way[w]), default=0)
-        odd = [x for w, some_of in by_way.items() if w != usual for x in some_of]
-        if formula.reach == "row" and len(odd) == 1 and len(by_way[usual]) > 2 and (m := odd[0][1][usual]):
-            broken += [] if _keeps(m, sign, max(formula.slack, formula.far)) else [(odd[0][0], m)]
         # Where several keep it no word of the report excuses the one that does not.
         if kept < formula.fit or (len(broken) > kept and len(broken) > 2) or (excused and kept < 3 * len(broken)):
             continue  # another convention
@@ -119,8 +111,6 @@ def _value(code: CodeType, given: dict[str, Interval]) -> Interval:
 
 def _keeps(made: _Made, sign: str, slack: float) -> bool:
     said, of = made[:2]
-    if sign == ">=":
-        return of.lo <= said.hi * (1 + slack)
     return said.meets(of, slack) if sign == "=" else said.lo <= of.hi * (1 + slack)
 
 

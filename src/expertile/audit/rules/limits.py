@@ -77,7 +77,6 @@ _PROMPT = regex(
 )
 _FIRST = regex(r"(?i)\bttft\b|time to (?:the )?first token|first token (?:after|in|takes)|first token arrives|prefill")
 _REUSED = regex(r"cache hit|cached|warm cache|prefix[ -]cach|sparse attention|moe|mixture")
-_AT_INTENSITY = regex(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
 _NO_DECODE = regex(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
@@ -231,9 +230,6 @@ def _worked(row: Row) -> Iterator[Demand]:
 def _by_intensity(row: Row) -> Iterator[Demand]:
     """The bandwidth that a rate of a stated intensity takes."""
     q, per_byte = row.only("rate"), row.only("intensity")
-    if q and not per_byte and _AT_INTENSITY.search(row.text):  # that one of the sentences before states
-        near = [x for r in row.report.lines_of_text if 0 < row.line - r.line < 9 for x in r.of("intensity")]
-        per_byte = near[0] if len(near) == 1 else None
     if q and per_byte and row.devices and not on_sheet(row, q) and not re.search(r"(?i)ridge|balance", row.text):
         text = f"{q.text} ÷ {per_byte.text} FLOP a byte"
         yield Demand(q, "bandwidth", q.value / per_byte.value, text, "memory bandwidth", "is it of that intensity?")
@@ -323,8 +319,8 @@ def _prompted(row: Row) -> Iterator[Demand]:
     t = row.only("time") if row.kind == "line" and _prompt_tokens(row) else None
     own = t and (_FIRST.search(row.text) or _PROMPT.search(row.text))
     told = t and row.devices and (own or _FIRST.search(f"{row.headings} {row.lead}"))
-    other = re.search(r"(?i)tpot|itl|decode|per token", row.text)
-    other = other or not (own or re.search(r"(?i)\d+(?:\.\d+)? ?b\b", row.text))
+    sized = own or re.search(r"(?i)\d+(?:\.\d+)? ?b\b", row.text)
+    other = not sized or re.search(r"(?i)tpot|itl|decode|per token", row.text)
     n = parameters(row) if told and not other else None
     formats = row.facts.of("formats") or row.stated("formats") or row.report.everything.of("formats")
     if t and n and formats:

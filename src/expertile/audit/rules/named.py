@@ -49,7 +49,8 @@ _NCU |= {f"{p}second": ("time", s) for p, s in (("n", 1e-9), ("u", 1e-6), ("m", 
 _NCU |= {f"{p}byte/block": ("bytes", s) for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6))}
 _NCU |= {"GHz": ("cycle/s", 1e9), "MHz": ("cycle/s", 1e6)}
 _UNIT_END = regex(
-    r" (?:[kmgt]?i?b|bytes|[mun]?s|sec(?:onds)?|k?wh?|pct|percent|hours|kj|gb ?/ ?s|mib ?/ ?s|[kmg]i?bps|[kmg]?hz|t?flops?)$"
+    r" (?:[kmgt]?i?b|bytes|[mun]?s|sec(?:onds)?|k?wh?|pct|percent|hours|kj|gb ?/ ?s|mib ?/ ?s|[kmg]i?bps|[kmg]?hz|"
+    r"t?flops?)$"
 )
 _MINUTES = regex(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
 

@@ -180,8 +180,8 @@ def limits(report: Report) -> Iterator[Finding]:
                 re.search(r"(?i)\b(?:me(?:di)?an|avg|min)\b", x.label) for x in row.of(q.kind)
             ):
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
-            other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
-            other = other or (q.kind == "bandwidth" and row.kind == "line" and EQUATION.search(row.text[: q.start]))
+            other = bool(on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own))
+            other |= q.kind == "bandwidth" and row.kind == "line" and bool(EQUATION.search(row.text[: q.start]))
             itself = any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
             itself |= q.kind == "rate" and q.value.lo <= max(clocked, default=0.0)
             if q.exact and q.value.mid and not (other or itself):

@@ -38,7 +38,7 @@ ASK = 1 << 20
 
 @dataclass(frozen=True)
 class Formula:
-    """`text`: "name = expression", "<=" or ">=", with alternatives between bars, of which the first is needed.
+    """`text`: "name = expression" or "<=", with alternatives between bars, of which the first is needed.
 
     `sure`: how many other figures must keep it that one of a row or block is accused. `fit`: how many must keep it at
     all, where it is a model. `slack`: the share by which a figure may be off; `far`: by which one is told. `unless`:

@@ -65,7 +65,7 @@ def retold(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         yield from direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
-        if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
+        if row.line in in_tables or IF.match(row.text) or APART.search(row.text) or _ANOTHER.search(row.text):
             continue
         above = [g for g, lines in spans if min(abs(n - row.line) for n in lines) < 40]
         long = [g for g in above if len(g.body) > 2]
@@ -162,7 +162,7 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
     # The parts of the row's figure; another run ("with a flush", "alone").
     same |= len(parts := row.of(q.kind)) > 2 and any(c.value.meets(sum(map(mid, parts)), 0.02) for c in held)
-    if EQUATION.search(row.text[: q.start]) or _ANOTHER.search(row.text):
+    if EQUATION.search(row.text[: q.start]):
         return
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
         message = f"line {close.line} has {close.text}, not {q.text}: is it of the same row?"

@@ -152,8 +152,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     kinds = {some[0].kind for some in held}
     if "carbon" in kinds and "pue" in row.report.text:
         return  # `formulas` counts with it
-    if lent and kinds == {"items_per_s", "s_per_item", "ratio"} and any(f.noun == "step" for f in figures):
-        return  # it/s of one bar, s/it of another
     text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind == "line" else ""
     if any(f.noun == "request" and f.kind == "items" for f in figures):
         text = re.sub(r"(?i)requests?", "", text)  # they are what is counted
@@ -166,11 +164,8 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
     algorithm = law.rule == "bandwidth" and any(re.search(r"(?i)\balg", f.label) for f in figures)  # bytes in a time
     rates = any(some[0].kind.endswith("_per_s") for some in held)
-    batches = [t for some in held for t in some if t.kind == "items" and not t.figure]
-    if batches and (any(f.text.endswith(" each") for f in figures) or (not rates and batches[0].value.mid == 1)):
-        return  # a batch of one, of which the others are not; "151 s each" is of whatever is counted there
-    if any(map(is_tpot, figures)) and "tokens" in kinds and max(row.report.everything.of("concurrency"), default=1) > 1:
-        return  # of one of several streams
+    if not rates and any(t.kind == "items" and not t.figure and t.value.mid == 1 for some in held for t in some):
+        return  # a batch of one, of which the others are not
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted and not algorithm):
         return
     for some in held:
@@ -190,10 +185,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     if lent and each and row.facts.of("formats"):  # which may be another than the lent figure's
         factors += tuple(f * n for f in factors for n in (0.5, 2.0))
-    labels = [t.figure.label for t in held[at] if t.figure]
-    if law.rule == "rate" and any(re.search(r"(?i)node|total|\ball\b|\bsum", label) for label in labels):
-        factors += row.report.everything.of("gpus")
-        factors += tuple(1 / n for n in row.report.everything.of("gpus"))
     if not row.facts.of("gpus"):  # any number of them that the report has
         gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
         factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))

@@ -226,6 +226,7 @@ def _models(text: str) -> dict[float, int]:
     """Numbers of parameters that a text states, and the digits that it gives of each."""
     text = _COUNT.sub(lambda m: f" {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
     text = re.sub(r"(?i)\b(?:consumed|seen|processed)\b[ :=]{1,3}\d[\d.,]*[bmt]\b", " ", text)  # tokens
+    text = re.sub(r"(?i)\bparam\w*[ :=|]+(\d[\d.]*) ([bm])\b", r" \1\2", text)  # "Parameters | 14.2 B"
     text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
     return {float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}
 
