@@ -41,6 +41,7 @@ _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|em
 _CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
 _OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|budget)\b")
 _AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
+_OF_KV = regex(r"(?i)\bkv\b|keys and values|\bcache\b")
 _OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _PUE = regex(r"(?:pue|cooling)[^.\d]{0,30}\b(1\.\d+)")
@@ -179,11 +180,10 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
     tokens = row.only("tokens") if q.kind == "bytes" and not pool else None
-    sizes = _heads(row)
-    if row.kind == "table":
+    held = _OF_CACHE.search(q.label) if row.kind == "table" else (each or tokens) and _OF_KV.search(said)
+    sizes = _heads(row) if held else []
+    if not sizes or row.kind == "table":
         return _cached(row, q, prod(sizes) * 2) if sizes and q.kind == "bytes" else None
-    if not (sizes and (each or tokens)) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
-        return None
     widths = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
     if len(widths) > 1:
         return None
@@ -224,8 +224,6 @@ def _cached(row: Row, q: Quantity, values: float) -> Term | None:
         x = r.figure(q.column, "bytes")
         return {k for k, b in made(r).items() if x and (x.value.meets(b, 0.03) or x.value.meets(b / 1.0737, 0.01))}
 
-    if not _OF_CACHE.search(q.label):
-        return None
     rows = [r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column)]
     others, own = [k for r in rows if (k := keeps(r))], made(row)
     usual = set.intersection(*others) if others else {*own}

@@ -45,7 +45,6 @@ def formulas(report: Report) -> Iterator[Finding]:
         some = named(report, target)
         if not some:
             continue
-        excused = formula.unless and says(re.compile(formula.unless), report.text)
         ways = right.split(" | ")
         broken, kept = [], 0
         for figure in {(f.line, f.value.mid): f for f in some}.values():
@@ -56,7 +55,8 @@ def formulas(report: Report) -> Iterator[Finding]:
             elif made and not any(_keeps(m, sign, formula.far) for m in made):
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
         # Where several keep it no word of the report excuses the one that does not.
-        if kept < formula.fit or (len(broken) > kept and len(broken) > 2) or (excused and kept < 3 * len(broken)):
+        few = bool(broken) and kept < 3 * len(broken) and formula.unless
+        if kept < formula.fit or len(broken) > max(kept, 2) or (few and says(re.compile(few), report.text)):
             continue  # another convention
         near = 2 if formula.sure < ASK else 1
         alone = len({f.value.mid for f in some if f.key} or {f.value.mid for f in some}) == 1 or kept > 1
