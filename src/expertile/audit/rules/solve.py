@@ -164,8 +164,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
     algorithm = law.rule == "bandwidth" and any(re.search(r"(?i)\balg", f.label) for f in figures)  # bytes in a time
     rates = any(some[0].kind.endswith("_per_s") for some in held)
-    if not rates and any(t.kind == "items" and not t.figure and t.value.mid == 1 for some in held for t in some):
-        return  # a batch of one, of which the others are not
+    batch = next((t for some in held for t in some if t.kind == "items" and not t.figure), None)
+    if batch and ((not rates and batch.value.mid == 1) or any(f.after.startswith("each") for f in figures)):
+        return  # a batch of one, of which the others are not; "151 s each" is of other things
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted and not algorithm):
         return
     for some in held:

@@ -131,10 +131,6 @@ def _listed(row: Row) -> Iterator[Finding]:
         if own[1] and ";" in row.text[q.end : own[1][0].start]:
             own = own[0], []  # another thought
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
-        loose = total and len(parts) < 9 and (parts is earlier or re.search("before|after", row.text))
-        some = [c for k in range(2, len(parts)) for c in itertools.combinations(parts, k)] if loose else []
-        if any(q.value.meets(sum(x.value.mid for x in c) * times, 0.02) for c in some for times in (1, 2)):
-            continue  # of some of them, each way
         ranked = any(_RANK_NEAR.search(x.label.lower()[-12:]) for x in parts)
         if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
             yield from _made_of(q, parts, bool(total), bool(mean))
