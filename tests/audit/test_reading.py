@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -6,6 +7,7 @@ from expertile.audit import audit_text
 from expertile.audit.blocks import Line, split_code
 from expertile.audit.facts import facts, size_of_name
 from expertile.audit.interval import Interval, printed
+from expertile.audit.pattern import says
 from expertile.audit.quantity import clean, quantities
 from expertile.audit.read import format_of, read, repair
 from expertile.audit.report import Report
@@ -284,3 +286,19 @@ def test_a_short_row_of_a_list_table_is_filled_up():
     )
     (grid,) = Report(text + "   * - 2\n     - 4.0\n     - 2.0\n", "x.rst").grids
     assert [len(row.quantities) for row in grid.rows] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text, has",
+    [
+        ("no LoRA, no offload to the host, no sharding", False),
+        ("Nothing is offloaded.", False),
+        ("offload: none", False),
+        ("offload is\nnot used here", False),
+        ("CPU RAM / host offload: **off**", False),
+        ("It does not fit, so we offload the moments.", True),
+        ("offload: optimizer", True),
+    ],
+)
+def test_what_a_text_denies_it_does_not_say(text, has):
+    assert says(re.compile("(?i)offload"), text) == has

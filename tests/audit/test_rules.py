@@ -849,6 +849,14 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape)
         "| 32 | 11.3 | 8.6 |\n\nMeasured at batch 32: 15.1 ms per step.\n",
         "| format | GB |\n|---|---|\n| BF16 | 14.5 |\n| INT8 | 7.7 |\n| INT4 | 5.4 |\n\n"
         "The INT4 file is 2.69x smaller than BF16, and not 4x.\n",
+        "RTX 4090, 1008 GB/s.\n\n| rows | us | GB/s |\n|---|---|---|\n| 512 | 5.0 | 2690 |\n| 8192 | 236 | 910 |\n\n"
+        "The first row is above what the DRAM can give, it stays in L2. With an L2 flush 512 rows take 16.1 us.\n",
+        "| lane | GB/s |\n|---|---|\n| a | 42 |\n| b | 37 |\n| c | 39 |\n\nLane a moves 42 of 63 GB/s.\n",
+        "H100 SXM, 3.35 TB/s.\n\nPeople say 46.7 GB x 189 = 8.8 TB/s is impossible. Two of eight experts are read.\n",
+        "| part | s |\n|---|---|\n| host | 4.20 |\n| card | 5.60 |\n| both | 9.90 |\n\n"
+        "The host needs 1.2 s for products, 1.1 s for copies and 1.9 s for Adam.\n",
+        '{"t": 1700000000, "event": "run_start"}\n{"t": 1700000700, "event": "run_stop"}\n\n'
+        "run_start to run_stop, without the warm-up: 600 s\n",
     ],
 )
 def test_nothing_is_asked_of_what_the_text_knows(text):

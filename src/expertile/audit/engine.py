@@ -30,7 +30,16 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions, laws.laws),
+    *(
+        limits.above,
+        shares.shares,
+        shares.sparse_peaks,
+        peaks.limits,
+        peaks.rings,
+        tables.columns,
+        tables.proportions,
+        laws.laws,
+    ),
     *(tables.slips, solve.rows, amounts.counted, amounts.spent),
     *(told.ratios, retold.retold, headlines.changes, totals.totals, totals.orders),
     *(statistics.related, statistics.summaries),
@@ -43,6 +52,7 @@ RULES = (
         formulas.formulas,
         capacity.held,
         capacity.weights,
+        capacity.trained,
     ),
     *(capacity.sped_up, capacity.counted),
     *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks),
@@ -62,7 +72,10 @@ _EXPLAINED = regex(
 # Somebody else's figure, or one that nobody should state.
 _QUOTE = regex(r"(?i)\bclaim(?:ed|s?\b)|preprint|cannot be|which is their|n[o']t run at|do not do|counted as full")
 _ABOVE = ("memory bandwidth", "limit", "link", "peak", "bandwidth", "decoding")
-_CACHE = regex(r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above the (?:dram|hbm|vram|memory)\b")
+_CACHE = regex(
+    r"(?i)\bnot (?:the )?(?:dram|hbm|vram|memory) bandwidth|above (?:what )?the (?:dram|hbm|vram|memory)\b|"
+    r"is (?:an )?l2 (?:figure|traffic)"
+)
 
 
 @dataclass(frozen=True)
@@ -92,13 +105,14 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
         raise ValueError(f"{name or 'standard input'}: expected a report, got data nested too deeply") from None
     explained = _EXPLAINED.search(text) is not None
     found = [f for rule in RULES for f in rule(report)]
-    if explained and (_CACHE.search(text) or not re.search(limits.COLD, report.text)):
-        found = [f for f in found if f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
     if explained:
         near = {f.line: "\n".join(report.lines[max(0, f.line - 2) : f.line + 1]) for f in found}
         found = [f for f in found if f.rule not in ("peak", "limit") or not _QUOTE.search(near[f.line])]
     found = [f for f in found if f.rule not in _ABOVE or f.verdict != QUESTION or not _asks(report.lines, f.line)]
-    found = [_voiced(finding, report.lines, explained) for finding in found]
+    cached = explained and _CACHE.search(text)
+    for said in (cached or (explained and not re.search(limits.COLD, report.text)), cached):
+        found = [f for f in found if not said or f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
+        found = [_voiced(finding, report.lines, explained) for finding in found]
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))
 
@@ -115,8 +129,10 @@ def _given(gpu: str, dtype: str, shape: str) -> str:
 
 
 def _asks(lines: list[str], line: int) -> bool:
-    """Whether a line is a title that ends with a question mark: the text knows."""
+    """Whether a line is a title that ends with a question mark, or calls the figure impossible: the text knows."""
     said = lines[line - 1] if 0 < line <= len(lines) else ""
+    if re.search(r"(?i)\bimpossible\b|magic\b", "\n".join(lines[max(0, line - 2) : line + 1])):
+        return True
     return bool(re.match(r"#+ |Subject: |title: |> |\**Q: ", said) and re.search(r"\?[!?*_\"')]*\s*$", said))
 
 

@@ -88,9 +88,9 @@ _AND = regex(r"(?: \([^()\d]*\))?,? and ")  # "at least 54 ms (A) and 27 ms (B)"
 _TO = regex(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
 _THINGS_OF = regex(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = regex(
-    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1?[MK] |"
-    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input) )?(?P<noun>token|image|frame|"
-    r"request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
+    r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1 ?M |1?[MK] |"
+    r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input|training) )?(?P<noun>token|image|"
+    r"frame|request|query|prompt|sample|step|hour)s?)\b(?:(?! and )[^.,;\d]|(?<=[A-Za-z-])\d+(?:\.\d+)?B?\b){0,40}$"
 )
 _BOARD = regex(r"\b(?:[AVHBLTP]\d{2,4}|RTX \w+|\d{4}(?: Ti| Super)?|MI\d+\w?)(?:[ -]?(?:SXM\d?|PCI[Ee]|NVL))?[ (-]*$")
 _RANKED = regex(
@@ -233,6 +233,8 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
             own = replace(own[0], kind=found[-1].kind, noun=found[-1].noun), own[1]  # "per step from 3 ms to 2 ms"
         if own is None and cell is None and _FACTOR_OF.search(before) and not m["b"]:
             own = Unit("ratio", 1.0, 1.0), m.end()  # "a speed-up of 2.1"
+        if own is None and re.fullmatch(r"1e\d+", m["a"]) and match_unit(name):
+            continue  # "GB = 1e9"
         # "32-4 ms" is a range, "2024-05 run" is not.
         if own is None and m["b"] and not m["range"].strip().startswith("to"):
             continue
@@ -311,6 +313,9 @@ def _without_units(text: str, line: int, found: list[Quantity]) -> list[Quantity
         more += [(ranked[0], m, 2) for m in _RANKED.finditer(text)]
     for q in (q for q in found if q.kind in RATES):
         more += [(q, m, 2) for m in _BARE_EACH.finditer(text) if 0 <= m.start() - q.end < 12]
+    for q in (q for q in found if q.kind in (*RATES, "bytes", "power")):  # "42 of 63 GB/s"
+        m = re.search(rf"(?<![\w.,/-])({NUMBER}) (?:out )?of (?:the |its )?$", text[: q.start])
+        more += [(q, m, 1)] if m and q.end - q.start < 16 else []
     for of, m, at in more:
         if not any(q.start <= m.start(at) < q.end for q in found):
             shown = re.match(NUMBER, of.text)
@@ -349,5 +354,8 @@ def named(q: Quantity) -> Quantity:
     """`q` with the kind that its column's name says."""
     if q.kind == "number" and RATIO.search(q.label):
         return replace(q, kind="ratio")
+    if q.kind in ("money", "energy") and (per := _PER.search(q.label)):  # "$1.86" below "per hour"
+        unit = _each(Unit(q.kind, 1.0, 1.0), None, *per.group("noun", "million")) if per["noun"] else NO_UNIT
+        return replace(q, kind=unit.kind, value=q.value * unit.low, noun=unit.noun) if per["noun"] else q
     step, token = (q.kind == "time" and form.search(q.label) for form in (_PER_STEP, PER_TOKEN))
     return replace(q, kind="s_per_item", noun="step") if step else replace(q, kind="s_per_token") if token else q

@@ -11,7 +11,7 @@ from typing import Any
 from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
 from expertile.audit.facts import Facts, facts, of_rows, seconds, size_of_name
 from expertile.audit.legends import with_units
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity, clean, named, quantities
 from expertile.audit.read import SPOKEN, items_of, read, repair, sentences
 from expertile.audit.units import NO_UNIT, unit_of_name
@@ -24,7 +24,7 @@ _COUNTED = regex(
     r"\b(step|iter\w*|epoch|n|size|batch|bs|seq\w*|tokens|samples|rows|cols|columns|hidden|heads|count)[^\w,]{1,9}"
     r"(\d+)(?![\d.]|,\d)"
 )
-_SPARSE, _DENSE = regex(r"spars|2:4"), regex(r"\b(?:no|without) (?:any |structured |2:4 )*(?:spars\w*|2:4)")
+_SPARSE = regex(r"spars|2:4")
 _LONG = regex(r"^(?=.{91})(?:.*)[\w%)]{2}\. [A-Z][a-z]+ ")
 _CLOCK = regex(r"(?i)\bm+(?:in)?:s+(?:ec)?\b")  # "epoch (m:s)", "hh:mm:ss"
 _SUMMARY = regex(
@@ -251,7 +251,7 @@ class Report:
         for row in (*self.rows, *(row for grid in self.tables for row in grid.rows)):
             row.report = self
         self.text = text.lower()
-        self.sparse = bool(_SPARSE.search(_DENSE.sub("", self.text)))
+        self.sparse = says(_SPARSE, self.text)
         self.everything = facts(given + "\n" + clean(_TAG.sub(" ", _LATER.sub("", text))))  # of the whole report
         self.facts = [block_facts(block) for block in self.blocks]
 

@@ -79,7 +79,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("items_per_s", r"(?P<p>[kMGT])(?P<noun>(?:LU|CU|TE)P)S\b"),
     ("items", r"(?P<noun>[A-Za-z]{3,16})(?= ?(?:/ ?|per )(?:[num]?s|sec|second)\b)"),
     ("money", r"(?P<p>[kKM])(?:illion)? ?(?:USD|EUR|dollars?)\b|(?:USD|EUR)(?P<thousands>[kKMB])\b"),
-    ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?: ?-?(?:param(?:eter)?s?|weights))?"),
+    ("params", r"(?P<p>[BMTkKG])(?:illion)?\b(?! (?:IB|NDR|HDR|NICs?|RoCE)\b)(?: ?-?(?:param(?:eter)?s?|weights))?"),
     ("power", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:W|[Ww]atts?)\b"),
     ("energy", r"(?P<p>[mkM]|[Kk]ilo|[Mm]ega)?(?:(?P<h>Wh|[Ww]att[- ]?hours?)|J|[Jj]oules?)\b"),
     ("money", r"(?i:USD|EUR|dollars?)\b"),

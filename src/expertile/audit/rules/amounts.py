@@ -9,24 +9,24 @@ from functools import lru_cache
 from math import prod
 
 from expertile.audit.facts import BITS, facts
-from expertile.audit.finding import QUESTION, UNIT_OF, Finding, finding, si
+from expertile.audit.finding import QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval, exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import own_words
-from expertile.audit.rules.solve import WALL
+from expertile.audit.rules.solve import WALL, shown_as
 from expertile.audit.rules.terms import parameters, terms
 from expertile.audit.rules.work import Term
 
 _STEP = regex(
-    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|/step"
+    r"(?i)(?:per|each|every|a) (?:optimizer |training |global |gradient )?(?:step|batch|update|iteration)|"
+    r"(?<!ckpt)/step\b(?!_)"
 )
 _NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
 _WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
 _OTHER_BITS = regex(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
 _ELSEWHERE = regex(r"(?i)offload|shard|fsdp|zero-\d|mmap")
-_NONE = regex(r"(?i)\b(?:no|not|nothing|never|without)\b[^.;,|]{0,30}")
 _SPENT = regex(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
@@ -38,8 +38,14 @@ _NO_DECODER = regex(
     r"(?:mlp|ffn)[ _](?:ratio|mult|expan)\w*|distill|draft"
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
+_CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
+_OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|budget)\b")
+_AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
+_OF_KV = regex(r"(?i)\bkv\b|keys and values|\bcache\b")
+_OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
-_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s")
+_PUE = regex(r"(?:pue|cooling)[^.\d]{0,30}\b(1\.\d+)")
+_OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s", "energy", "money", "tokens")
 
 
 def _transformer(report: Report) -> list[float]:
@@ -79,6 +85,9 @@ def counted(report: Report) -> Iterator[Finding]:
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
+        n, each = row.only("tokens"), row.only("B/token") if _OF_CACHE.search(row.text) else None
+        if n and each and n.exact and each.exact:
+            yield from _pooled(report, n, each)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
             if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
@@ -89,11 +98,22 @@ def counted(report: Report) -> Iterator[Finding]:
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
 
 
+def _pooled(report: Report, n: Quantity, each: Quantity) -> Iterator[Finding]:
+    """So many tokens of so many bytes are some amount that the report states, on one GPU or on all."""
+    counts, made = (1.0, *report.everything.of("gpus")), n.value * each.value
+    held = [(b, b.plain * g) for r in report.all_rows for b in r.of("bytes") if b.value.mid for g in counts]
+    pools = [(b, x) for b, x in held if _OF_POOL.search(f"{b.label} {b.after}")]
+    b, x = min(pools, key=lambda of: abs(math.log(made.mid / of[1].mid)), default=(n, made * 9.0))
+    if 0.3 < x.mid / made.mid < 3 and not any(made.meets(y * f, 0.02) for _, y in held for f in (1.0, 1.0737)):
+        message = f"{n.text} of {each.text} take {si(made.mid, 'B')}, not {si(x.mid, 'B')}: do they fit in it?"
+        yield finding(QUESTION, "memory", message, n, b)
+
+
 @lru_cache(maxsize=8)
 def _placed(text: str) -> tuple[bool, bool]:
     """Whether a report is of one GPU, and whether something may lie elsewhere than in its memory."""
     one = re.search(r"(?i)\b(?:single|one) (?:gpu|[\w-]*\d{2,4})", text)
-    return bool(one), bool(_ELSEWHERE.search(_NONE.sub("", text)))
+    return bool(one), says(_ELSEWHERE, text)
 
 
 def _one_format(report: Report) -> bool:
@@ -112,7 +132,11 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         yield cache, 0.03, "memory"
     words, formats = own_words(row, q) if row.kind == "line" else f"{q.label} {q.after}", row.facts.of("formats")
     formats = facts(_AGAINST.sub("", row.text)).of("formats") if formats else ()
+    if row.kind == "record":  # of its own line, else of those without another size
+        rest = re.sub(r"(?m)^.*\d ?[KMGT]i?B\b.*$", "", row.text)
+        formats = next(filter(None, (facts(t).of("formats") for t in (row.report.lines[q.line - 1], rest))), ())
     weights = r"(?i)\bweights|param" + r"|checkpoint" * (row.kind == "line")
+    listed = row.kind == "line" and row.report.blocks[row.block].kind == "code" and _WEIGHTS.search(row.lead)
     table, gpus = row.kind == "table", row.facts.of("gpus")
     file = re.search(r"(?i)checkpoint|on disk|\bfile|download|safetensors", words + row.label * table)
     memory = q.kind == "bytes" and table and bool(re.search(r"(?i)\bmem|\bvram|\bpeak", q.label))
@@ -128,7 +152,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     file = file if not table or any(BITS[f] > 8 for f in formats) else None
     if (
         q.kind == "bytes"
-        and (file or memory or re.search(weights, row.text))
+        and (file or memory or listed or re.search(weights, row.text))
         and not _NO_WEIGHTS.search(words.replace("_", " "))
     ):
         own = facts(own_words(row, q)).of("formats") if row.kind == "line" else ()
@@ -137,9 +161,11 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
             formats = tuple(sorted(before.facts.of("formats"), key=lambda f: BITS[f])[:1])
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
         n = parameters(row, held=True) if len(formats) == 1 and q is row.of("bytes")[0] else None
-        least = (n or 0.0) * BITS[formats[0]] / 8 / (gpus[0] if memory else 1) if n else 0.0
+        stated = {*re.findall(r"\b([2-8])[- ]?bits?\b", row.text)}
+        bits = float(stated.pop()) if len(stated) == 1 and n else BITS[formats[0]] if n else 0.0
+        least = (n or 0.0) * bits / 8 / (gpus[0] if memory else 1)
         if n and q.value.hi > 0.2 * least:  # else of a part; scales and embeddings add to it
-            text = f"{n / 1e9:.3g} B parameters in {formats[0]}"
+            text = f"{n / 1e9:.3g} B parameters in {formats[0] if bits == BITS[formats[0]] else f'{bits:.0f} bits'}"
             # Nothing adds to unquantised weights but what their name leaves out.
             plain = file and BITS[formats[0]] > 8 and not re.search(r"(?i)gemma|optim|state|adam|vision", row.text)
             most = 1.15 * least if plain and q.value.lo < 3 * least else math.inf
@@ -154,16 +180,12 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
     tokens = row.only("tokens") if q.kind == "bytes" and not pool else None
-    if row.kind == "table" or not (each or tokens) or not re.search(r"(?i)\bkv\b|keys and values|\bcache\b", said):
-        return None
-    sizes = []
-    for name in _HEADS:
-        found = {*row.facts.of(name)} or {v for f in (report.everything, *report.facts) for v in f.of(name)}
-        if len(found) != 1:
-            return None
-        sizes.append(found.pop())
+    held = _OF_CACHE.search(q.label) if row.kind == "table" else (each or tokens) and _OF_KV.search(said)
+    sizes = _heads(row) if held else []
+    if not sizes or row.kind == "table":
+        return _cached(row, q, prod(sizes) * 2) if sizes and q.kind == "bytes" else None
     widths = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
-    if len(widths) > 1 or re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text):
+    if len(widths) > 1:
         return None
     (nbytes,) = widths
     each_of = f"2 · {' · '.join(f'{s:.0f}' for s in sizes)} values of {nbytes:g} bytes"
@@ -176,26 +198,69 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     return Term("bytes", exact(2 * prod(sizes) * nbytes * count), text, (), also=also)
 
 
+def _heads(row: Row) -> list[float]:
+    """Layers, KV heads and head dimension of the one decoder that caches all of them; else nothing."""
+    report = row.report
+    stated = [(report.everything.of(n), [v for f in report.facts for v in f.of(n)], n) for n in _HEADS]
+    in_rows = {n: {r.own[n] for r in report.all_rows if n in r.own} for n in _HEADS}
+    held = [{*row.facts.of(n)} or {*some, *of} or in_rows[n] for some, of, n in stated]
+    other = re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text)
+    return [] if other or any(len(some) != 1 for some in held) else [n for (n,) in held]
+
+
+def _cached(row: Row, q: Quantity, values: float) -> Term | None:
+    """The cache of a table's row of a context, for one or all of its sequences: counted as the other rows are."""
+
+    def made(r: Row) -> dict[tuple[str, int, float], float]:
+        named = r.bare | r.own | {t.label: t.value.mid for t in r.of("tokens")}
+        some = {name: n for name, n in named.items() if _CONTEXT.search(name)}
+        length, *more = {n for name, n in some.items() if "cache" in name} or {*some.values()} or {0.0}
+        counts = {"": 1.0} | {name: n for name, n in named.items() if name not in some and _AT_ONCE.search(name)}
+        wide = enumerate([BITS[f] / 8 for f in r.facts.of("formats")] or [2.0, 1.0])
+        keys = itertools.product(counts, wide, (1.0, *r.report.everything.of("gpus")))
+        return {} if more else {(c, i, n): values * w * counts[c] * length / n for c, (i, w), n in keys}
+
+    def keeps(r: Row) -> set[tuple[str, int, float]]:
+        x = r.figure(q.column, "bytes")
+        return {k for k, b in made(r).items() if x and (x.value.meets(b, 0.03) or x.value.meets(b / 1.0737, 0.01))}
+
+    rows = [r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column)]
+    others, own = [k for r in rows if (k := keeps(r))], made(row)
+    usual = set.intersection(*others) if others else {*own}
+    near = min((abs(math.log(b / q.value.mid)), b) for b in (*(own[k] for k in usual & own.keys() if own[k]), 1.0))[1]
+    if keeps(row) & usual or 2 * len(others) < len(rows) or not 0.1 < q.value.mid / near < 10:
+        return None
+    return Term("bytes", exact(near), f"2 · layers · KV heads · head dimension, {values:,.0f} values a token,", ())
+
+
 def spent(report: Report) -> Iterator[Finding]:
     """GPU-hours, money and energy of a run that no time, price and power of the whole report make: it asks."""
     held = {kind: [q for r in report.all_rows for q in r.of(kind) if q.exact] for kind in _OF_RUNS}
     gpus = report.everything.of("gpus")
-    lasted = [t.value for t in held["time"] if t.value.mid >= 600 and WALL.search(t.label)]
+    whole = [t for t in held["tokens"] if t.value.mid > 1e9]
+    # A run of days is one that is told of; a shorter time may be of anything.
+    lasted = [t.value for t in held["time"] if t.value.mid >= 86400 or (t.value.mid >= 600 and WALL.search(t.label))]
     hours = [t * n for t in lasted for n in gpus if n > 1]
     made = {
         "gpu*s": hours,
         "money": [p.value * h for p in held["$/gpu*s"] for h in [q.value for q in held["gpu*s"]] or hours]
         + [p.value * t * n for p in held["$/s"] for t in lasted for n in (1.0, *gpus)],
         "energy": [p.value * t * n for p in held["power"] for t in lasted for n in (1.0, *gpus)],
+        "J/token": [e.value / t.value for e in held["energy"] for t in whole],
+        "$/token": [p.value / t.value for p in held["money"] for t in whole],
     }
     rows = [*report.lines_of_text, *(r for r in report.rows if r.kind == "record")]
     for row, q in ((r, q) for r in rows for q in r.of(*made) if q.exact and q.value.mid):
-        parts = [x.value for r in report.lines_of_text if r.block == row.block for x in r.of(q.kind) if x is not q]
+        beside = [row] if row.kind == "record" else [r for r in report.lines_of_text if r.block == row.block]
+        parts = [x.value for r in beside for x in r.of(q.kind) if x is not q]
         some = made[q.kind] + [a + b for a, b in itertools.combinations(parts[:9], 2)] * bool(made[q.kind])
+        known = [*some, *(x * float(n) for x in (*some, *parts) for n in _PUE.findall(report.text))]
         near = min(some, key=lambda x: abs(math.log(x.mid / q.value.mid)), default=None)
         record = row.kind == "record"
-        asked = _ASKED.search(q.label if record else re.sub(r"\([^()]*\)", "", row.text))
+        words = q.label if record else re.sub(r"\([^()]*\)", "", row.text)
+        asked = _ASKED.search(words.partition("per ")[0] if "/" in q.kind else words)
         said = (record or _SPENT.search(row.text)) and not asked
-        if near and said and near.meets(q.value, 0.6) and not any(x.meets(q.value, 0.03) for x in some):
-            message = f"the times, prices and powers stated make {si(near.mid, UNIT_OF[q.kind])}, not {q.text}"
+        close = near and (near.meets(q.value, 0.6) or any((near * k).meets(q.value, 0.03) for k in (1e3, 1e-3)))
+        if near and said and close and not any(x.meets(q.value, 0.03) for x in known):
+            message = f"the times, prices and powers stated make {shown_as(near.mid, q)}, not {q.text}"
             yield finding(QUESTION, "cost", f"{message}: of which run is it?", q)

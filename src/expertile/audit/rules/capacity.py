@@ -2,14 +2,16 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import Interval
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 from expertile.audit.rules.hardware import gpu_counts, own_words
+from expertile.audit.rules.terms import parameters
 
 _HELD = regex(
     r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
@@ -20,8 +22,12 @@ _NOT_HELD = regex(
     r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
     r"modded|disk|nvme"
 )
-# "nothing offloaded to the host, no unified memory"
-_DENIED = regex(r"(?i)\b(?:no|not|nothing|never|without|n't)\b(?:\s\w+){0,2}?\s(?:offload\w*|managed|unified|uvm)")
+_ELSEWHERE = regex(r"offload|streamed|managed|unified|\buvm\b|modded|windows|zero-infinity")
+_EACH = regex(
+    r"(?:each|per gpu|per card|per device)[ ,]+(?:unless|everywhere|throughout)|"
+    r"(?:figures|numbers|gb) (?:are )?per gpu\b"
+)
+_FEWER = regex(r"lora|frozen|adapter|shard|zero|fsdp|galore|adafactor|tensor.parallel|pipeline|peft")
 _PART = regex(
     r"(?i)(?:takes?|is|are|spends?|accounts? for)[^.;%]{0,24}% of (?:the |an? )?(?:\w+ ){0,2}(?:step|time|runtime|run)"
     r"|% of (?:the |an? |all )?(?:\w+ ){0,3}(?:step|time|runtime)\b"
@@ -42,24 +48,28 @@ _PROBLEMS = regex(r"(?i)\b\d+ (?:problems|questions|tasks|items)\b")
 
 def held(report: Report) -> Iterator[Finding]:
     """Memory in use above what the GPUs have."""
-    if re.search(r"offload|managed|unified|\buvm\b|modded|windows|zero-infinity", _DENIED.sub("", report.text)):
+    if says(_ELSEWHERE, report.text):
         return
     for row in report.all_rows:
         for q in (q for q in row.of("bytes") if row.devices):
-            own = f"{q.label} {row.headings}" if row.kind == "table" else own_words(row, q)
+            heads = " ".join(report.blocks[b].text for b in report.sections[row.block])
+            own = f"{q.label} {heads}" if row.kind == "table" else own_words(row, q)
             own = own.replace("_", " ")
             if row.kind == "table" and _NOT_HELD.search(q.label.replace("_", " ")):
                 continue
             if not q.exact or not _HELD.search(own) or (row.kind != "table" and _NOT_HELD.search(own)):
                 continue
-            count = 1.0 if q.per_device else max(gpu_counts(row))
+            each = q.per_device or _EACH.search(report.text)
+            count = 1.0 if each else max(gpu_counts(row))
             most = count * max(d.memory_bytes for d in row.devices) * 2**30 / 1e9
             if 1.03 * most < q.value.lo < 40 * most:
                 whose = f"{f'{count:.0f} × ' * (count > 1)}{row.devices[0].name}"
                 # Of a part that is sold with more memory the report names which.
                 told = re.search(rf"(?<!\d){row.devices[0].memory_bytes / 1e9:.0f} ?g", report.text)
                 one = len(report.everything.of("devices")) == 1 and not report.everything.foreign
-                several = count > 1 or re.search(r"multi(?!pl)|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                several = not each and (
+                    count > 1 or re.search(r"multi(?!pl)|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                )
                 sure = one and not several and (told or q.value.lo > 1.25 * most)
                 message = f"{q.text} is more than {whose} has, {si(most / 1.073741824, 'B')}"
                 if sure:
@@ -68,9 +78,23 @@ def held(report: Report) -> Iterator[Finding]:
                     yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)
 
 
+def trained(report: Report) -> Iterator[Finding]:
+    """Rows that train every parameter with Adam in less memory than the weights and its two moments take."""
+    if not re.search("adam", report.text) or says(_ELSEWHERE, report.text) or says(_FEWER, report.text):
+        return
+    for row in (r for g in report.grids for r in g.rows):
+        n, held = parameters(row), [q for q in row.of("bytes") if re.search(r"(?i)peak|mem|vram|alloc", q.label)]
+        moments = 2 if re.search(r"(?i)\b8[- ]?bit|int8", row.text) else 8 if "fp32" in row.facts.of("formats") else 4
+        for q in held if len(held) == 1 and held[0].exact else ():
+            if n and q.value.hi < 0.95 * (2 + moments) * n:
+                made = f"{n / 1e9:.3g} B weights in 2 bytes and Adam's moments in {moments} are"
+                message = f"{made} {si((2 + moments) * n, 'B')}, more than {q.text}: are all of them there?"
+                yield finding(QUESTION, "memory", message, q)
+
+
 def weights(report: Report) -> Iterator[Finding]:
     """Rows of GPUs and a format whose weights, as another table has them, they cannot hold."""
-    if re.search(r"offload|streamed|managed|unified|\buvm\b", _DENIED.sub("", report.text)):
+    if says(_ELSEWHERE, report.text):
         return
     sizes: dict[str, set[Quantity]] = {}
     for grid in report.grids:
@@ -134,6 +158,16 @@ def _shortened(report: Report) -> Iterator[Finding]:
     parts = [ts for text, ts in lines if (_KERNEL.search(text) or _ALONE.search(text)) and _PER_STEP.search(text)]
     held = [([ts for text, ts in lines if _WHOLE.search(text) and ts not in parts], parts)] if len(parts) == 1 else []
     only = _ONLY.search(report.text)
+    whole = [ts for text, ts in lines if _WHOLE.search(text) and len(ts) == 2] if not held else []
+    title = {*re.findall(r"[a-z]{5,}", next((b.text for b in report.blocks if b.kind == "heading"), "").lower())}
+    for g in report.grids if len(whole) == 1 else ():  # a profile of the whole, and the part that the title names
+        times = [(r, t) for r in g.rows if (t := r.only("time"))]
+        total = any(r.summary and t.value.meets(whole[0][0].value) for r, t in times)
+        named = [t for r, t in times if not r.summary and title & {*re.findall(r"[a-z]{5,}", r.label.lower())}]
+        gains = [x for r in report.lines_of_text for x in r.of("ratio") if x.line < whole[0][0].line and x.exact]
+        for t in named if total and gains and len(named) == 1 else ():
+            most = max(gains, key=lambda x: x.value.mid)
+            held.append((whole, [[t, replace(t, value=t.value / most.value, text=f"{t.text} ÷ {most.text}")]]))
     for g in report.grids if only else ():
         columns = g.columns("time")
         rows = [(r.label, [q for c in columns if (q := r.figure(c, "time"))]) for r in g.rows]

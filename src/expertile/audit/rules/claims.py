@@ -10,7 +10,7 @@ from math import prod
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
 from expertile.audit.interval import exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.told import may_be
@@ -29,7 +29,6 @@ _NOT_BITS = regex(
     r"(?i)lora|prun|spars|evict|offload|distill|activation|gradient|optim\b|optimi[sz]er|batch|communicat|gpus?\b|network|"
     r"\badam|\bgqa\b|(?<!\d )heads|momentum|\bmaster\b|\bmoments?\b|\bin all\b|\bplus\b|[a-z] \+ [a-z]"
 )
-_DENIED = regex(r"(?i)\b(?:no|not|nothing|never|without)\b(?: \w+)?? (?:prun|evict|offload|spars|distill)\w*")
 _OBJECT = regex(
     r"(?<!\d )\b(?:kv )?(?:cache|activation|gradient|optimi[sz]er|buffer|embedding|state|lora|adapter|layer|batch)"
 )
@@ -92,7 +91,7 @@ def compression(report: Report) -> Iterator[Finding]:
                 continue
             text = " ".join(r.text for r in some)
             bits = _bits(text)
-            one = len({*_OBJECT.findall(text.lower())}) < 2 and not _NOT_BITS.search(_DENIED.sub("", text))
+            one = len({*_OBJECT.findall(text.lower())}) < 2 and not says(_NOT_BITS, text)
             known = len(bits) == 2
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
             if one and len(bits) == 2 and all(b.exact for b in held):

@@ -14,7 +14,7 @@ from types import CodeType
 
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, si
 from expertile.audit.interval import Interval, exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.named import Named, named
 from expertile.audit.rules.published import ASK, FORMULAS, FUNCTIONS, HOLDS, Formula
@@ -40,32 +40,26 @@ class _Scope:
 def formulas(report: Report) -> Iterator[Finding]:
     """Every figure that a formula makes."""
     for formula in FORMULAS:
-        left, sign, right = re.split(r" ([<>]?=) ", formula.text, maxsplit=1)
+        left, sign, right = re.split(r" (<?=) ", formula.text, maxsplit=1)
         target = _compiled(left)[1][0]
         some = named(report, target)
-        if not some or (formula.unless and re.search(formula.unless, report.text)):
+        if not some:
             continue
         ways = right.split(" | ")
         broken, kept = [], 0
-        by_way: dict[int, list[tuple[Named, list[_Made | None]]]] = {}
         for figure in {(f.line, f.value.mid): f for f in some}.values():
             several = [_made(report, figure, formula, left, way) for way in ways]
             made = [m for m in several if m] if several[0] else []  # the others excuse
             if made and any(_keeps(m, sign, formula.slack) for m in made):
                 kept += 1
-                way = next(i for i, m in enumerate(several) if m and _keeps(m, sign, formula.slack))
-                by_way.setdefault(way, []).append((figure, several))
             elif made and not any(_keeps(m, sign, formula.far) for m in made):
                 broken.append((figure, min(made, key=lambda m: abs(math.log(m[0].mid / m[1].mid)))))
-        # One row counts otherwise than all others.
-        usual = max(by_way, key=lambda w: len(by_way[w]), default=0)
-        odd = [x for w, some_of in by_way.items() if w != usual for x in some_of]
-        if formula.reach == "row" and len(odd) == 1 and len(by_way[usual]) > 2 and (m := odd[0][1][usual]):
-            broken += [] if _keeps(m, sign, max(formula.slack, formula.far)) else [(odd[0][0], m)]
-        if kept < formula.fit or (len(broken) > kept and len(broken) > 2):
+        # Where several keep it no word of the report excuses the one that does not.
+        few = bool(broken) and kept < 3 * len(broken) and formula.unless
+        if kept < formula.fit or len(broken) > max(kept, 2) or (few and says(re.compile(few), report.text)):
             continue  # another convention
         near = 2 if formula.sure < ASK else 1
-        alone = len({f.value.mid for f in some}) == 1 or kept > 1
+        alone = len({f.value.mid for f in some if f.key} or {f.value.mid for f in some}) == 1 or kept > 1
         yield from (_broken(formula, sign, kept, *each) for each in broken if alone or each[1][2].distance < near)
 
 
@@ -117,8 +111,6 @@ def _value(code: CodeType, given: dict[str, Interval]) -> Interval:
 
 def _keeps(made: _Made, sign: str, slack: float) -> bool:
     said, of = made[:2]
-    if sign == ">=":
-        return of.lo <= said.hi * (1 + slack)
     return said.meets(of, slack) if sign == "=" else said.lo <= of.hi * (1 + slack)
 
 
@@ -179,6 +171,9 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
     for distance, of in enumerate(([f for f in some if f.row is row], block, [f for f in some if not _in_grid(f.row)])):
         if len({f.value.mid for f in of}) == 1 and not (distance == 1 and _in_grid(row)):
             return of[0], distance
+        keyed = [f for f in of if f.key]
+        if distance == 2 and len({f.value.mid for f in keyed}) == 1:  # what a sentence says may be of another
+            return keyed[0], distance
         above = [f for f in of if f.line <= figure.line]
         if distance == 1 and above and len(of) > 1 and report.blocks[row.block].kind == "code":
             return max(above, key=lambda f: f.line), distance  # a log's

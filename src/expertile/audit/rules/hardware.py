@@ -22,9 +22,6 @@ _LIMIT = regex(
 SHARE = regex(
     r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
 )
-_ON_ONE = regex(
-    r"(?i)\b(?:everything|all (?:numbers|figures|runs))\b[^.;]{0,40}\b(?:single|one)\W+(?:gpu|card|device)\b"
-)
 SHOWN = regex(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"
 )
@@ -103,15 +100,8 @@ def on_sheet(row: Row, q: Quantity) -> bool:
     return bool(told) or any(q.plain.meets(x, 0.005) for x in _sheet(row.report))
 
 
-@lru_cache(maxsize=8)
-def _on_one(report: Report) -> bool:
-    return bool(_ON_ONE.search(report.text))
-
-
 def gpu_counts(row: Row) -> tuple[float, ...]:
-    """How many GPUs a figure may be the sum of: 1, and every number that the report states unless all ran on one."""
-    if _on_one(row.report):
-        return (1.0,)
+    """How many GPUs a figure may be the sum of: 1, and every number that the report states."""
     return (1.0, *row.report.everything.of("gpus"), *([row.own["gpus"]] if "gpus" in row.own else []))
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from expertile.audit.facts import BITS
 from expertile.audit.finding import IMPOSSIBLE, QUESTION, UNIT_OF, Finding, Lines, finding, si
 from expertile.audit.interval import FAR, Interval, exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
@@ -42,7 +42,7 @@ _OF_DRAM = regex(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traf
 # Beside one GPU of which the number is not stated.
 _SEVERAL = regex(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
 _NO_RUN = regex(
-    r"launch(?! takes| needs| took)|overhead|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token|"
+    r"launch(?! takes| needs| took)|overhead|gap\b|compile|per |sync|saved|ttft|std|queue|h2d|d2h|copy|alloc|token|"
     r"sampling|interval|comm\b"
 )
 _WHOLE = regex(
@@ -71,10 +71,12 @@ _RESIDENT = regex(
     r"cache.resident|in.cache|fits? in (?:the )?l2"
 )
 _IN_CACHE = regex(r"(?i)(?<!not )\b(?:l2|cache)[ -]resident")
-_PROMPT = regex(r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|prompts? of (\d[\d,]*) tokens")
-_FIRST = regex(r"(?i)\bttft\b|time to first token|prefill")
-_REUSED = regex(r"(?i)cache hit|cached|warm cache|prefix cach\w+ (?:on|enabled)|sparse attention|moe|mixture")
-_AT_INTENSITY = regex(r"(?i)(?:with|at|for) (?:this|that|the same) (?:arithmetic |operational )?intensity")
+_PROMPT = regex(
+    r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|(?:prompts?|contexts?|inputs?) of (\d[\d,]*) tokens|"
+    r"(\d[\d,]*)(?:[ -]tokens?)? (?:in the |long )?(?:prompts?|prefill)\b"
+)
+_FIRST = regex(r"(?i)\bttft\b|time to (?:the )?first token|first token (?:after|in|takes)|first token arrives|prefill")
+_REUSED = regex(r"cache hit|cached|warm cache|prefix[ -]cach|sparse attention|moe|mixture")
 _NO_DECODE = regex(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
@@ -228,9 +230,6 @@ def _worked(row: Row) -> Iterator[Demand]:
 def _by_intensity(row: Row) -> Iterator[Demand]:
     """The bandwidth that a rate of a stated intensity takes."""
     q, per_byte = row.only("rate"), row.only("intensity")
-    if q and not per_byte and _AT_INTENSITY.search(row.text):  # that one of the sentences before states
-        near = [x for r in row.report.lines_of_text if 0 < row.line - r.line < 9 for x in r.of("intensity")]
-        per_byte = near[0] if len(near) == 1 else None
     if q and per_byte and row.devices and not on_sheet(row, q) and not re.search(r"(?i)ridge|balance", row.text):
         text = f"{q.text} ÷ {per_byte.text} FLOP a byte"
         yield Demand(q, "bandwidth", q.value / per_byte.value, text, "memory bandwidth", "is it of that intensity?")
@@ -297,11 +296,11 @@ def _item_bytes(report: Report) -> tuple[float, int] | None:
     return said[0] if len({n for n, _ in said}) == 1 and not held else None
 
 
-@lru_cache(maxsize=8)
-def _prompt_tokens(report: Report) -> float:
-    """The one length of the prompts that are read as a whole; 0 where there is none."""
-    said = {m[1] or m[2] for m in _PROMPT.finditer(report.text)}
-    return float(said.pop().replace(",", "")) if len(said) == 1 and not _REUSED.search(report.text) else 0.0
+def _prompt_tokens(row: Row) -> float:
+    """The one length of the prompts that a row, else the report, says are read as a whole; 0 where there is none."""
+    texts = (row.text, row.report.text) if not says(_REUSED, row.report.text) else ()
+    said = next(filter(None, ({m[1] or m[2] or m[3] for m in _PROMPT.finditer(text)} for text in texts)), set())
+    return float(said.pop().replace(",", "")) if len(said) == 1 else 0.0
 
 
 def _updated(row: Row) -> Iterator[Demand]:
@@ -317,13 +316,15 @@ def _updated(row: Row) -> Iterator[Demand]:
 
 def _prompted(row: Row) -> Iterator[Demand]:
     """The FLOPs of a prompt, two for each parameter and token, in the time to its first token."""
-    t = row.only("time") if row.kind == "line" and _prompt_tokens(row.report) else None
-    told = t and row.devices and _FIRST.search(f"{row.text} {row.headings} {row.lead}")
-    other = re.search(r"(?i)tpot|itl|decode|per token", row.text) or not re.search(r"(?i)\d+(?:\.\d+)? ?b\b", row.text)
+    t = row.only("time") if row.kind == "line" and _prompt_tokens(row) else None
+    own = t and (_FIRST.search(row.text) or _PROMPT.search(row.text))
+    told = t and row.devices and (own or _FIRST.search(f"{row.headings} {row.lead}"))
+    sized = own or re.search(r"(?i)\d+(?:\.\d+)? ?b\b", row.text)
+    other = not sized or re.search(r"(?i)tpot|itl|decode|per token", row.text)
     n = parameters(row) if told and not other else None
     formats = row.facts.of("formats") or row.stated("formats") or row.report.everything.of("formats")
     if t and n and formats:
-        tokens, count = _prompt_tokens(row.report), (*row.facts.of("gpus"), max(gpu_counts(row)))[0]
+        tokens, count = _prompt_tokens(row), (*row.facts.of("gpus"), max(gpu_counts(row)))[0]
         rate = exact(2 * n * tokens) / t.value
         if rate.mid < 30 * count * fastest(row, formats)[0]:
             what, ask = f"2 × {n / 1e9:.3g} B × {tokens:.0f} tokens in {t.text}", "was the whole prompt read?"

@@ -7,7 +7,7 @@ it. NAMES has each by the units that it may have, the form of its key, and what 
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from expertile.audit.blocks import valued
@@ -49,7 +49,8 @@ _NCU |= {f"{p}second": ("time", s) for p, s in (("n", 1e-9), ("u", 1e-6), ("m", 
 _NCU |= {f"{p}byte/block": ("bytes", s) for p, s in (("", 1.0), ("K", 1e3), ("M", 1e6))}
 _NCU |= {"GHz": ("cycle/s", 1e9), "MHz": ("cycle/s", 1e6)}
 _UNIT_END = regex(
-    r" (?:[kmgt]?i?b|bytes|[mun]?s|sec(?:onds)?|k?wh?|pct|percent|hours|kj|gb ?/ ?s|mib ?/ ?s|[kmg]?hz|t?flops?)$"
+    r" (?:[kmgt]?i?b|bytes|[mun]?s|sec(?:onds)?|k?wh?|pct|percent|hours|kj|gb ?/ ?s|mib ?/ ?s|[kmg]i?bps|[kmg]?hz|"
+    r"t?flops?)$"
 )
 _MINUTES = regex(r"(\d+)m([\d.]+)s\b")  # "3m12.4s"
 
@@ -92,11 +93,12 @@ def _of_table(row: Row, header: tuple[str, ...], lines: tuple[int, ...]) -> Iter
     for column, name in enumerate(header):
         q = next((q for q in row.quantities if q.column == column), None)
         cell = re.search(rf"(?:^|; ){re.escape(name)}: ([^;]*)", row.text) if name else None
-        value = re.match(rf"\s*({NUMBER})(?![\w./:-])", cell[1]) if cell else None
+        value = re.match(rf"\s*({NUMBER})(?P<k>[kK]?)(?![\w./:-])", cell[1]) if cell else None
         if q is not None and q.exact:
             yield _pair(row, name, _digits(q), q.line, q)
         elif value and q is None:
-            yield _pair(row, name, value[1], lines[column] if lines else row.line, None)
+            f = _pair(row, name, value[1], lines[column] if lines else row.line, None)
+            yield replace(f, value=f.value * 1024, text=value[0].strip()) if value["k"] else f  # a block of "4k"
 
 
 def _of_line(row: Row) -> Iterator[Named]:

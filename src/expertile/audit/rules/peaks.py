@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
@@ -39,6 +39,7 @@ _READ = regex(
     r"(?i)(?<![a-z])(?:direct[ _-]?io|o_direct|cold|uncached|load(?:s|ed|ing)?|checkpoint|safetensors)(?![a-z])"
 )
 _OF_RAM = regex(rf"{_COPIED.pattern}|\bgpu|\bram\b|\bdevice|warm|page cache")
+_PAGES = regex(r"(?:from|in|out of) (?:the )?page cache|(?:that|which|this) is ram\b")
 _SEVERAL = regex(  # drives, or the memory of a host
     r"(?<!no )(?<!not )(?<!without )\b(?:raid|strip(?:e|ing)|md\d|lvm|zfs|drives|ssds|disks|lustre|weka|gpfs|nfs|ceph|"
     r"beegfs|tmpfs|ram ?disk|/dev/shm)|(?<![\w.])(?:[2-9]|two|three|four|eight) ?[x×]? (?:[\w.-]+ ){0,2}(?:nvme|ssd)"
@@ -49,6 +50,8 @@ _OTHER = regex(
     r"total|system|domain|rack|nvl\d|generation|supports?|provides?|offers?|up to|claimed|all-?gather|sum of|"
     r"(?<!write)(?<!write-)combined"
 )
+_NODES, _SUMMED = regex(r"\W*(\d+) (?:nodes|hosts|servers|machines)\b"), regex(r"(?i)per step|gradient|reduc")
+_LESS = regex(r"compress|sparsif|\bsharp\b|local sgd|local steps|two ports|hierarch|powersgd|top-k")
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = regex(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
@@ -177,7 +180,8 @@ def limits(report: Report) -> Iterator[Finding]:
                 re.search(r"(?i)\b(?:me(?:di)?an|avg|min)\b", x.label) for x in row.of(q.kind)
             ):
                 own = re.sub(r"(?i)\bmax(?:imum)?\b", "", own)  # it was measured
-            other = on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own)
+            other = bool(on_sheet(row, q) or id(q) in known or is_limit(own) or _OTHER.search(own))
+            other |= q.kind == "bandwidth" and row.kind == "line" and bool(EQUATION.search(row.text[: q.start]))
             itself = any(s.value and q.plain.meets(s.value) for s in stated if s.q and s.q.kind == q.kind)
             itself |= q.kind == "rate" and q.value.lo <= max(clocked, default=0.0)
             if q.exact and q.value.mid and not (other or itself):
@@ -204,6 +208,21 @@ def _crossed(row: Row) -> Iterator[Quantity]:
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
 
 
+def rings(report: Report) -> Iterator[Finding]:
+    """Times of an all-reduce in a ring of n nodes: each port sends 2 (n − 1) / n of the bytes (Patarasuk 2009)."""
+    lines = report.lines_of_text if re.search(r"\bring\b", report.text) and not says(_LESS, report.text) else []
+    ports = [q for r in lines for q in r.of("bandwidth") if _PORT.search(q.text)]
+    sums = {b.value.mid: b for r in lines for b in r.of("bytes") if _SUMMED.search(own_words(r, b))}
+    for row in lines if ports and len(sums) == 1 else ():
+        n, t = _NODES.match(row.text), row.only("time")
+        port, (b,) = max(ports, key=lambda q: q.value.mid), sums.values()
+        least = (b.value * (2 - 2 / max(float(n[1]), 1)) / port.value).mid if n else 0.0
+        if t and 0.2 * least < t.value.hi < 0.97 * least:
+            message = f"a ring of {n[1]} sends {b.text} × 2 · {int(n[1]) - 1} / {n[1]}" if n else ""
+            message += f", which takes {si(least, 's')} at {port.text}, not {t.text}: what else carries it?"
+            yield finding(QUESTION, "link", message, t, b, port)
+
+
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
     part, link = _part_of(row, q, own), False
     unknown = row.kind == "line" and not _parts(own) and len(_parts(row.text)) > 1
@@ -214,6 +233,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     peaks = [x for d in row.devices for f in part.split("/") for x in (d.peak(f), generous_peak(d, f)) if x]
     if q.kind == "rate" and part and peaks and q.value.lo <= max(peaks):
         return  # the text states another of its peaks: without tensor cores, with the slower accumulation
+    if part == "disk" and _PAGES.search(row.report.text):
+        return
     if part in ("disk", "PCIe") and _SEVERAL.search(row.report.text if part == "disk" else row.headings):
         return
     ways = (_ways(own) or _ways(row.text) or _ways(row.lead)) if q.kind == "bandwidth" else 0
@@ -230,6 +251,8 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         return
     limit = max(held, key=lambda s: s.value * 2 / (s.ways or 2))
     most = limit.value * ((ways or 2) / limit.ways if limit.ways else 1)
+    if link and not limit.q and row.kind == "line" and q.plain.meets(limit.value) and not SHOWN.search(row.text):
+        return  # what the link is sold with
     told = (q.kind != "bandwidth" or _part(own) == part) and part and (not limit.q or abs(limit.q.line - q.line) < 30)
     if limit.q and not limit.ways and q.value.lo < 2.02 * most and BOTH_WAYS.search(row.text):
         return  # both ways, and one
@@ -263,7 +286,14 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     made = ((q.plain / p.value, 0.03), (q.plain * 1.0737 / p.value, 0.01)) if p and q.value.lo < 3 * most else ()
     if not limit.q or limit.q.kind == "rate":  # another peak that the text works out
         whole += [x.plain.mid for r in row.report.lines_of_text for x in r.of(q.kind) if x is not q]
-    if p and made and _OF_LINK.search(p.words) and not any(m.meets(x, s) for x in whole for m, s in made):
+    scaled = p and row.kind == "table" and "effic" in p.label.lower() and ("gpus" in row.own or row.of("ratio"))
+    if (
+        p
+        and made
+        and not scaled
+        and _OF_LINK.search(p.words)
+        and not any(m.meets(x, s) for x in whole for m, s in made)
+    ):
         message = f"{q.text} is {100 * q.value.mid / most:.3g} % of {limit.text}, not {p.text}"
         yield finding(INCONSISTENT if _part(own) and ways else QUESTION, "link", message, q, p)
 

@@ -18,7 +18,7 @@ HOLDS = {
     (10, 0): (64, 32, 228),
     (12, 0): (48, 24, 100),
 }
-_OPEN_LOOP = r"open.loop|poisson|rate.limit|(?<!no )think_?.?time\W{1,4}[1-9]|target rate|\btokens?\b"
+_OPEN_LOOP = r"open.loop|poisson|rate.limit|think_?.?time|target rate"
 
 
 def _resident(registers: float, threads: float, most: float) -> float:
@@ -38,7 +38,7 @@ ASK = 1 << 20
 
 @dataclass(frozen=True)
 class Formula:
-    """`text`: "name = expression", "<=" or ">=", with alternatives between bars, of which the first is needed.
+    """`text`: "name = expression" or "<=", with alternatives between bars, of which the first is needed.
 
     `sure`: how many other figures must keep it that one of a row or block is accused. `fit`: how many must keep it at
     all, where it is a model. `slack`: the share by which a figure may be off; `far`: by which one is told. `unless`:
@@ -178,9 +178,20 @@ FORMULAS = (
     Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
     # Figures that count something, and what they make.
-    Formula("concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
+    Formula(
+        "concurrency", "clients = request_rate * mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP + r"|tokens?\b"
+    ),
+    Formula("concurrency", "request_rate <= clients / mean_latency", sure=ASK, slack=0.1, unless=_OPEN_LOOP),
     # Of several runs in one log: the rate stands last.
-    Formula("concurrency", "request_rate = clients / mean_latency", 2, 0.06, fit=2, reach="block", unless=_OPEN_LOOP),
+    Formula(
+        "concurrency",
+        "request_rate = clients / mean_latency",
+        2,
+        0.06,
+        fit=2,
+        reach="block",
+        unless=_OPEN_LOOP + r"|tokens?\b",
+    ),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
     # Energy and carbon.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),

@@ -38,6 +38,10 @@ _EARLIER = regex(
     r"(?i)\bwith (?:a )?(?:warm|cold)\b|\b(?:(?:on|in) (?:top|addition)\b|before (?:this|that|the)|used to|"
     r"was at|previously)\b"
 )
+_ANOTHER = regex(
+    r"(?i)\balone\b|\b(?:on its own|by itself)\b|with(?:out)? (?:an? )?(?:l2 |cache )*flush|\bwith [A-Z_]{4,}="
+)
+_PRICED, _PER_THING = ("$/token", "$/item", "J/token", "J/item"), regex(r"(?i)cheaper|costs?\b|\bper (?:\w+ )?token")
 _CALLS = regex(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
@@ -61,7 +65,7 @@ def retold(report: Report) -> Iterator[Finding]:
     for row in report.lines_of_text:
         yield from direction(row)
         earlier = any(r and _EARLIER.search(r.text) for r in (row, row.before))
-        if row.line in in_tables or IF.match(row.text) or APART.search(row.text):
+        if row.line in in_tables or IF.match(row.text) or APART.search(row.text) or _ANOTHER.search(row.text):
             continue
         above = [g for g, lines in spans if min(abs(n - row.line) for n in lines) < 40]
         long = [g for g in above if len(g.body) > 2]
@@ -156,6 +160,8 @@ def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row]
     most = max(cells, key=lambda c: c.value.hi, default=q)
     top = most.value.hi * (max(gpu_counts(row)) if most.per_device and not q.per_device else 1.0)
     same |= bool(re.match(r"(?:, ?\d[\d.]*){2}", row.text[q.end :]))  # "ms: 9.1, 8.4, 8.4" are runs of their own
+    # The parts of the row's figure; another run ("with a flush", "alone").
+    same |= len(parts := row.of(q.kind)) > 2 and any(c.value.meets(sum(map(mid, parts)), 0.02) for c in held)
     if EQUATION.search(row.text[: q.start]):
         return
     if not same and close is not q and 0.4 < mid(close) / mid(q) < 2.5:
@@ -193,7 +199,8 @@ def _of_tables(
     off_time = _OFF_TIME.match(row.text[q.end :])  # of 1.6 times the rate 60 % are no saving of time
     typed = [*TIMES] if off_time else typed
     text = f" {' '.join(words_of(row.clause(q)))} "
-    made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed, text, heading)]
+    typed_of = [*typed, *_PRICED] if _PER_THING.search(row.text) else typed
+    made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed_of, text, heading)]
     # Of one problem there may be a table for each format.
     for (_, some), (_, others) in itertools.combinations(held if held[0][1] is not held[0][0].rows else (), 2):
         pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]

@@ -20,6 +20,7 @@ _OF = regex(
     r"(?i)\W*of (?:(?:the|its|a|peak|theoretical|gpu|dense|hbm|rtx|sxm|nvidia|amd|geforce|[a-z]{1,3}\d{2,4}\w*|"
     r"\w+'s)\W*)*"
 )
+_WITH_ATTENTION = regex(r"attention[_ ](?:flops?|per[_ ]token)|(?:plus|with|incl\w*) (?:the )?attention")
 _MFU = regex(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
 _SIX = regex(r"(?i)\b6 ?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
 _BARE = regex(rf"(?<![\w.,]){NUMBER}(?![\w.,]*\w| ?[x×%])")
@@ -134,8 +135,9 @@ def _mfu(row: Row) -> Iterator[Finding]:
     formats = {"bf16", "fp16", *(f for f in report.everything.of("formats") if f in DTYPES and f != "fp32")}
     train = re.search(r"(?i)train|step|fine-?tun|fsdp", f"{row.words} {row.lead}")
     most = 8.3 if max(report.everything.of("seq") or (0,)) > 8000 else 7.6
-    most = 7.0 if _SIX.search(report.text) else most  # without attention; of any of the part's clocks
-    most = 6.5 if _SIX.search(f"{row.text} {first}") else most
+    six = [] if _WITH_ATTENTION.search(report.text) else [report.text, f"{row.text} {first}"]
+    # Without attention; of any of the part's clocks.
+    most = min((x for x, text in zip((7.0, 6.5), six, strict=False) if _SIX.search(text)), default=most)
     both = not re.search(r"(?i)\bdense\b", row.text)
     peaks = [(x, 5.1) for d in row.devices for f in formats if both and (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]

@@ -11,6 +11,7 @@ from expertile.audit.facts import DIGITS
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
+from expertile.audit.records import digits
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION
 from expertile.audit.rules.terms import COMMS, GIB, IF, SINGLE, WRITTEN, Law, combine, derived, law_of, terms
@@ -151,8 +152,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     kinds = {some[0].kind for some in held}
     if "carbon" in kinds and "pue" in row.report.text:
         return  # `formulas` counts with it
-    if lent and kinds == {"items_per_s", "s_per_item", "ratio"} and any(f.noun == "step" for f in figures):
-        return  # it/s of one bar, s/it of another
     text = re.sub(r"requests? ?(?:/|per)", "", row.text) if row.kind == "line" else ""
     if any(f.noun == "request" and f.kind == "items" for f in figures):
         text = re.sub(r"(?i)requests?", "", text)  # they are what is counted
@@ -165,8 +164,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     counted = law.rule == "tokens/s" and law.sure == "near" and row.report.everything.of("concurrency")
     algorithm = law.rule == "bandwidth" and any(re.search(r"(?i)\balg", f.label) for f in figures)  # bytes in a time
     rates = any(some[0].kind.endswith("_per_s") for some in held)
-    if not rates and any(t.kind == "items" and not t.figure and t.value.mid == 1 for some in held for t in some):
-        return  # a batch of one, of which the others are not
+    batch = next((t for some in held for t in some if t.kind == "items" and not t.figure), None)
+    if batch and ((not rates and batch.value.mid == 1) or any(f.after.startswith("each") for f in figures)):
+        return  # a batch of one, of which the others are not; "151 s each" is of other things
     if prod(map(len, held)) > 12 or (re.search(law.unless, text) and not counted and not algorithm):
         return
     for some in held:
@@ -186,10 +186,6 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
     factors = tuple(f * n for f in also for n in (counts if law.several else (1.0,)))
     if lent and each and row.facts.of("formats"):  # which may be another than the lent figure's
         factors += tuple(f * n for f in factors for n in (0.5, 2.0))
-    labels = [t.figure.label for t in held[at] if t.figure]
-    if law.rule == "rate" and any(re.search(r"(?i)node|total|\ball\b|\bsum", label) for label in labels):
-        factors += row.report.everything.of("gpus")
-        factors += tuple(1 / n for n in row.report.everything.of("gpus"))
     if not row.facts.of("gpus"):  # any number of them that the report has
         gpus = [t.value.mid for some in held for t in some if t.kind == "gpu"]
         factors += tuple(f * n / g for f in factors for g in gpus for n in row.report.everything.of("gpus"))
@@ -301,6 +297,11 @@ def _steady(row: Row, combo: tuple[Term, ...], factors: tuple[float, ...]) -> bo
     return combo[2].kind == "ratio" and any(map(is_tpot, of)) and few and not lost
 
 
+def shown_as(value: float, q: Quantity) -> str:
+    """A value as that of `q` is printed: with its kind's unit, else in the figure's own."""
+    return si(value, UNIT_OF[q.kind]) if q.kind in UNIT_OF else f"{value / q.value.mid * digits(q):.4g}"
+
+
 def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     off, figure = (combo[0].value * combo[1].value / combo[2].value).mid, combo[at].figure
     assert figure is not None
@@ -308,6 +309,6 @@ def _broken(law: Law, sure: bool, combo: tuple[Term, ...], at: int) -> Finding:
     others = [t for i, t in enumerate(combo) if i != at]
     made = combine(others[0], others[1], 1) if at == 2 else combine(others[1], others[0], -1)
     ask = "" if sure else ": is this the same run?"
-    message = f"{made.text} is {si(would, UNIT_OF.get(figure.kind, ''))}, not {figure.text}{ask}"
+    message = f"{made.text} is {shown_as(would, figure)}, not {figure.text}{ask}"
     beside, lines = [t.figure for t in others if t.figure], tuple(n for t in combo for n in t.lines)
     return finding(INCONSISTENT if sure else QUESTION, law.rule, message, figure, *beside, lines=lines)

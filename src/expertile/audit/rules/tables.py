@@ -287,9 +287,6 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     own = set() if quotient else _named(grid.header[index]) & _named(best.name)
     rivals = [m for m in rivals if not own or own & _named(m.name)]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
-    # Below another baseline rows are of that.
-    if len(odd) > 1 and any(all(r in m.cells and m.fits(r, targets[r], 0.0) for r in odd) for m in made):
-        odd = []
     ask = best.free or len(odd) > 1  # of one error, one row
     for r in odd:
         # Another baseline of the same table may be meant in this row.

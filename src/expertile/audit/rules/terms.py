@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.interval import exact
-from expertile.audit.pattern import regex
+from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
@@ -69,13 +69,9 @@ _SPARSE = regex(
 _DRAFTED = regex(
     r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
 )
-_ABSENT = regex(
-    r"(?i)\b(?:no|without|nothing)\s\w+(?:(?:\s\w+)?(?:,| or| nor)\s(?:no\s)?\w+)*|\b\w+\"?: (?:null|none|false|off)\b"
-    r"|(?m:^[^:\n]{0,60}: \W*(?:none|off|disabled)\b)"
-)
 _PARAMS = regex(r"(?i)\bparam\w*[ _]\(?([bm])\w*\)?: ?(\d+(?:\.\d+)?)\b")  # "params_b: 6.7"
 # "params: 6738415616"
-_COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,})(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
+_COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,}|\d\.?\d*e\+?\d+)(?![\d.,])|(?<![\d.,])(\d[\d,]{8,}) param")
 MODEL = regex(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
@@ -206,7 +202,7 @@ def terms(row: Row) -> tuple[Term, ...]:
 
 def _whole(row: Row, text: str) -> bool:
     """Whether every parameter is used once for each token."""
-    return not any(form.search(_ABSENT.sub("", of)) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
+    return not any(says(form, of) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -229,13 +225,15 @@ def parameters(row: Row, held: bool = False) -> float | None:
 def _models(text: str) -> dict[float, int]:
     """Numbers of parameters that a text states, and the digits that it gives of each."""
     text = _COUNT.sub(lambda m: f" {float((m[1] or m[2]).replace(',', '')) / 1e9:.4f}B", _PARAMS.sub(r"\2\1", text))
+    text = re.sub(r"(?i)\b(?:consumed|seen|processed)\b[ :=]{1,3}\d[\d.,]*[bmt]\b", " ", text)  # tokens
+    text = re.sub(r"(?i)\bparam\w*[ :=|]+(\d[\d.]*) ([bm])\b", r" \1\2", text)  # "Parameters | 14.2 B"
     text = re.sub(r"\bN ?= ?(\d[\d.]*) (?=B\b)", r"\1", text)  # "N = 6.7 B"
     return {float(v.replace(",", "")) * (1e9 if (a or b) in "bB" else 1e6): len(v) for v, a, b in MODEL.findall(text)}
 
 
 def drafts(report: Report) -> bool:
     """Whether a pass may make more than one token of a stream."""
-    return _DRAFTED.search(_ABSENT.sub("", report.text)) is not None
+    return says(_DRAFTED, report.text)
 
 
 def _files(row: Row) -> list[Quantity]:
@@ -275,7 +273,8 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     held = [
         b
         for b in held
-        if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}") or (sized and re.match(r"size\b", b.label))
+        if _WEIGHTS.search(f"{b.label[-40:]} {b.after[:12]}")
+        or (sized and re.match(r"(?i)(?:file |model )?size\b|gguf|g(?:i?b)?$", b.label))
     ]
     formats = formats or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")

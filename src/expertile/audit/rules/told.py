@@ -236,9 +236,6 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         threes = (x for x in threes if _PLUS.search(head[x[0].end : x[1].start]))
         if any(may_be(q, (a.value + b.value) / c.value, change) for a, b, c in threes):
             continue
-        base = re.search(r"(?i)\bcompared (?:to|with|against) (?:the |an? )?([\w-]+)", row.text)
-        if base and not any(base[1].lower() in f"{x.label} {x.after}".lower() for x in own):
-            continue  # another one, of which nothing is said here
         m = re.search(r"than (?:the |an? )?([\w-]+)", tail[:40])
         known = m and any(m[1].lower() in f"{head} {x.label}".lower() for x in own)  # else it is another one
         size = (_SPEED if all(of[0].kind == "bytes" for of in several) else _SIZE).search(q.after[:24])

@@ -104,7 +104,8 @@ def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Ite
     means = may_come_to([x.value for x in parts], total and not mean)
     means += [m for x in parts if total for m in may_come_to([y.value for y in parts if y is not x], True)]
     slacks = [0.03 if total else 0.012, *(0.005 for _ in means)]
-    if not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
+    far = not 0.1 < means[0].mid / q.value.mid < 10  # it is of something else
+    if not far and not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
         made = f"the {'sum' if total else 'mean'} of {len(parts)} is {si(means[0].mid, UNIT_OF.get(q.kind, ''))}"
         yield finding(QUESTION, "total", f"{made}, not {q.text}: which of them does it count?", q, *parts)
 
@@ -130,10 +131,6 @@ def _listed(row: Row) -> Iterator[Finding]:
         if own[1] and ";" in row.text[q.end : own[1][0].start]:
             own = own[0], []  # another thought
         parts = next((some for some in (*own, earlier) if len(some) > 2), [])
-        loose = total and len(parts) < 9 and (parts is earlier or re.search("before|after", row.text))
-        some = [c for k in range(2, len(parts)) for c in itertools.combinations(parts, k)] if loose else []
-        if any(q.value.meets(sum(x.value.mid for x in c) * times, 0.02) for c in some for times in (1, 2)):
-            continue  # of some of them, each way
         ranked = any(_RANK_NEAR.search(x.label.lower()[-12:]) for x in parts)
         if 3 <= len(parts) <= 12 and all(x.exact and x.value.mid for x in parts) and not ranked:
             yield from _made_of(q, parts, bool(total), bool(mean))
