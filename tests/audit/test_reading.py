@@ -261,7 +261,12 @@ def test_a_json_file_that_is_none_is_refused(text):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("Llama 70B, TP4, vLLM", (4,)), ("TP99 20 ms, TP50 12 ms", ()), ("nodes: 6\n  gpus_per_node: 8\n", (48,))],
+    [
+        ("on node-08 gpu=0", ()),
+        ("Llama 70B, TP4, vLLM", (4,)),
+        ("TP99 20 ms, TP50 12 ms", ()),
+        ("nodes: 6\n  gpus_per_node: 8\n", (48,)),
+    ],
 )
 def test_tensor_parallelism_is_a_count_of_gpus_and_a_percentile_none(text, count):
     assert facts(text).of("gpus") == count

@@ -67,10 +67,10 @@ _COUNTED = {
     "size": regex(rf"(?i:matmul|[a-z]?gemm|\bmm) ({_INT})(?! ?[x×*,])\b"),
     "concurrency": regex(rf"(?i)({_INT}) (?:concurrent|parallel|simultaneous) \w+"),
     "gpus": regex(
-        r"(?<![.,\d])\b(\d,\d{3}|\d{1,5})(?! (?:[A-Z]+\d+[A-Z]?[ -])?(?i:gpu[ -]?)?(?:h|hours?|days?)\b)"
+        r"(?<![.,\d])(?<![a-z]-)\b(\d,\d{3}|\d{1,5})(?! (?:[A-Z]+\d+[A-Z]?[ -])?(?i:gpu[ -]?)?(?:h|hours?|days?)\b)"
         r" ?(?:(?:[x×*] ?-?|(?=(?:G?[AHBLV]\d{2,3}[A-Z]?|MI\d{3}[A-Z]?|T4|L4)s?\b))"
         r"(?:(?:NVIDIA |Nvidia |AMD |Tesla |GeForce )*(?:[A-Z]{1,3}\d{2,4}\w*|RTX|GTX))|"
-        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|[kmgt]i?b) )\w+ )?gpus?(?!-[a-z]+\d)|gcds?|cards\b|"
+        r"[x×*-]? ?(?i:(?:(?<=[ x×*-])(?!(?:per|core|[kmgt]i?b) )\w+ )?gpus?(?!-[a-z]+\d| ?= ?\d)|gcds?|cards\b|"
         r"ranks\b))\b|\bn[Gg]pus (\d+)|\b(?:TP|tp)[- ]?(2|4|8|16|32|64)\b(?![.%])"  # TP99 is a percentile
     ),
 }

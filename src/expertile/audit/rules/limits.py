@@ -14,7 +14,8 @@ from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
-from expertile.audit.rules.terms import IF, parameters, terms, weights
+from expertile.audit.rules.terms import IF, SPARSE, parameters, terms, weights
+from expertile.audit.rules.told import words_near
 from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
@@ -38,6 +39,10 @@ COLD = (
 )
 _STOCK = r"\bstock (?:clock|memory|speed|setting|freq)|\b(?:no|not|without)(?: \w+)? (?:oc\b|over-?clock)"
 _MEMORY = regex(r"hbm|dram|\bmem(?:ory)?[ _](?:bandwidth|bw)|global memory|vram|gddr|\bstream\b|device memory")
+_OF_MACHINE = regex(  # "M3 Max, 64 GB (the 400 GB/s part)"
+    r"(?i)memory|unified|ddr\dx?\b[^.;]*$|\bM[1-9] (?:pro|max|ultra)\b[^.;]*\||"
+    r"\|[ -]*(?:part|version|variant|bin|model|chip|machine|(?:of )?(?:lp)?ddr)\b"
+)
 _OF_DRAM = regex(r"\b(?:from|to|of) (?:hb|dra)m|(?:hb|dra)m (?:band|through|traff)|memory throughput \([tg]byte/s")
 # Beside one GPU of which the number is not stated.
 _SEVERAL = regex(r"multi-?gpu|nodes?\b|cluster|aggregate|distributed|(?:tensor|data)[ -]parallel|dgx|hgx|nvl72")
@@ -162,6 +167,11 @@ def _stated(row: Row) -> Iterator[Demand]:
 
 
 def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Demand]:
+    # Bytes of weights times tokens/s are no measurement, and of a mixture of experts nobody reads them all.
+    made = row.kind == "table" and [b.value * t.value for b in row.of("bytes") for t in row.of("tokens_per_s")]
+    product = made and any(q.value.meets(x, 0.01) for x in made)
+    if product and says(SPARSE, row.report.text):
+        return
     text = f"{q.words} {row.text.lower()}"
     device = max(row.devices, key=lambda d: d.memory_bps or 0)
     # "… at 5.9 TB/s from HBM" says it of the figure itself; so many bytes fit in no cache.
@@ -181,7 +191,7 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
     sure = big or (not row.of("bytes") and (said or _MEMORY.search(f"{text} {row.headings}")))
     # "… got 13.2 TB/s, where the H200 has 4.8 TB/s": the text knows.
     knows = row.kind == "line" and any(x is not q and on_sheet(row, x) for x in row.of("bandwidth"))
-    certain = 1.0 if sure and not (other or knows) and one_part else math.inf
+    certain = 1.0 if sure and not (other or knows or product) and one_part else math.inf
     slack = 1.1 if "GeForce" in device.name and not _says(row.report, _STOCK) else 1.03
     # Where the text speaks of caches and of no cold one, they may have held it.
     held = certain == math.inf and _says(row.report, r"\bl2\b|cache") and not _says(row.report, COLD)
@@ -363,7 +373,7 @@ def _generated(row: Row) -> Iterator[Demand]:
     step = not q and row.only("time") and "decod" in f"{row.words} {row.lead.lower()}" and _STEP.search(row.text)
     q = row.only("time") if step else q
     lines = row.report.lines_of_text if q and not row.devices else []
-    memory = [b.value.mid for r in lines for b in r.of("bandwidth") if "memory" in b.words]
+    memory = [b.value.mid for r in lines for b in r.of("bandwidth") if _OF_MACHINE.search(words_near(r, b, 70, 20))]
     known = memory_of(row) < math.inf or len(memory) == 1
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     # A time for each token is of no other column.

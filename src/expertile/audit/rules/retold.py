@@ -259,7 +259,8 @@ def _named(grid: Grid, row: Row, clause: str) -> list[Row]:
     clause = re.sub(r"(?i)\btime per (?:output )?token\b", "tpot", clause)
     text, found, both = f" {' '.join(words_of(clause))} ", [], []
     for r, names in zip(grid.rows, _names(grid), strict=True):
-        own = [n for n in names if f" {n} " in text]
+        # "p50 TTFT" of a row "TTFT p50"
+        own = [n for n in names if f" {n} " in text or (n.count(" ") == 1 and f" {' '.join(n.split()[::-1])} " in text)]
         found.append(max(own, key=len, default=""))
         both += [r] if len({*own}) > 1 else []
     # "ours" within "ours fp8" names no row.
@@ -286,8 +287,10 @@ def _made(grid: Grid, rows: Iterable[Row], kinds: list[str], text: str, alone: b
     named = any(len(n) > 2 and f" {n} " in text for n in names)
     for r, kind in itertools.product(rows, kinds):
         held = [c for c in r.of(kind) if mid(c)]
-        # Another size is another problem.
-        apart = len(held) > 1 and (alone or named or (r.own and not any(f" {n} " in text for n in (*r.own, "from"))))
+        # Another size is another problem, another percentile another measure.
+        ranked = re.search(r"(?i)\b(?:p\d\d|mean|median|avg)\b", r.label) and rows is not grid.rows
+        other = r.own and not any(f" {n} " in text for n in (*r.own, "from"))
+        apart = len(held) > 1 and (alone or named or ranked or other)
         told = [*rows] if rows is not grid.rows else []
         below = [c for s in grid.rows if s is not r and (not apart or s in told) for c in s.of(kind) if mid(c)]
         beside = ((a, b) for a in held for b in (*held, *(c for c in below if c.column == a.column)) if a is not b)

@@ -62,7 +62,7 @@ WRITTEN = regex(
     r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
 )
 # Models of which not every parameter is used, or not as often as 6·N says.
-_SPARSE = regex(
+SPARSE = regex(
     r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
     r"offload|spars|gpt-?oss|deepseek"
 )
@@ -202,7 +202,7 @@ def terms(row: Row) -> tuple[Term, ...]:
 
 def _whole(row: Row, text: str) -> bool:
     """Whether every parameter is used once for each token."""
-    return not any(says(form, of) for form, of in ((_SPARSE, text), (_DRAFTED, row.words)))
+    return not any(says(form, of) for form, of in ((SPARSE, text), (_DRAFTED, row.words)))
 
 
 @lru_cache(maxsize=1 << 14)

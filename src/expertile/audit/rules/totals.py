@@ -69,10 +69,17 @@ _KINDS = ("time", "tokens_per_s", "items_per_s", "bandwidth", "rate", "bytes", "
 def totals(report: Report) -> Iterator[Finding]:
     """Each summary of a table, each sentence that lists figures and sums them up, and shares that exceed the whole."""
     for grid in (g for g in report.tables if not any(_HIDDEN.search(report.lines[r.line - 1]) for r in g.rows)):
-        held: list[Row] = []
+        held, groups = list[Row](), list[list[Row]]()
+        # "step | 18.4 ms | 100 %" below parts whose shares make it
+        shares = [p.value.mid for row in grid.rows for p in row.of("percent")]
+        all_of_it = 3 < len(shares) == len(grid.rows) and shares[-1] == 1 and abs(sum(shares) - 2) < 0.01
         for row in grid.rows:
-            if row.summary and len(held) > 1 and unit_of_name(row.label) is None:
-                yield from _summary(grid, row, held)
+            # "total" and "geomean" below the same rows
+            of = groups[0] if not held and len(groups) == 1 and MEAN.search(row.label) else held
+            summary = row.summary or (row is grid.rows[-1] and all_of_it)
+            if summary and len(of) > 1 and unit_of_name(row.label) is None:
+                yield from _summary(grid, row, of)
+                groups += [held] if held else []
                 held = []
             elif not (row.summary or _PART_OF.match(report.lines[row.line - 1])):
                 held.append(row)
@@ -161,7 +168,8 @@ def weighted(body: list[Row], held: list[Quantity]) -> Iterator[Interval]:
 
 def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     label = row.label if grid.drawn else row.text
-    total = bool(_TOTAL.search(label)) and not MEAN.search(label)
+    whole = any(p.value.mid == 1 for p in row.of("percent"))  # of the shares above it
+    total = bool(_TOTAL.search(label) or whole) and not MEAN.search(label)
     rates = ("rate", "bandwidth", "power") if not grid.drawn else ()
     good, exactly, held = 0, 0, list[tuple[Quantity, list[Interval], Interval]]()
     # Without a unit a column may be of ratios, or of whole numbers that count other things, unless one's are added up.
@@ -171,6 +179,8 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     bare = [q for q in bare if added or "." in q.text]
     for q in (*row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))), *bare):
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
+        if whole and not _TOTAL.search(label) and _NO_PART.search(q.label):
+            continue
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
         if all(v.meets(q.plain) for v in values):
