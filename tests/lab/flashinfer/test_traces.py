@@ -139,6 +139,7 @@ def test_the_owner_loads_builds_and_runs_it(dataset, tmp_path_factory, monkeypat
     builders = BuilderRegistry.get_instance()
     for name, solutions in found.solutions.items():
         definition, task = found.definitions[name], found.workloads[name][0].workload
+        torch.manual_seed(0)  # of other inputs a near tie in the router may go to another expert
         given = gen_inputs(definition, task, "cpu", load_safetensors(definition, task, found.root))
         want = builders.build_reference(definition)(*given).float()
         for solution in solutions:
