@@ -109,10 +109,11 @@ def audit_text(text: str, name: str = "", *, gpu: str = "", dtype: str = "", sha
         near = {f.line: "\n".join(report.lines[max(0, f.line - 2) : f.line + 1]) for f in found}
         found = [f for f in found if f.rule not in ("peak", "limit") or not _QUOTE.search(near[f.line])]
     found = [f for f in found if f.rule not in _ABOVE or f.verdict != QUESTION or not _asks(report.lines, f.line)]
-    cached = explained and _CACHE.search(text)
-    for said in (cached or (explained and not re.search(limits.COLD, report.text)), cached):
-        found = [f for f in found if not said or f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
-        found = [_voiced(finding, report.lines, explained) for finding in found]
+    if explained and not re.search(limits.COLD, report.text):
+        found = _beyond_caches(found)
+    found = [_voiced(finding, report.lines, explained) for finding in found]
+    if explained and _CACHE.search(text):
+        found = _beyond_caches(found)  # nor what has become a question
     figures = {(q.line, q.text, q.column) for row in report.all_rows for q in row.quantities}
     return Audit(name or "standard input", tuple(report.lines), tuple(_causes(found)), len(figures))
 
@@ -134,6 +135,11 @@ def _asks(lines: list[str], line: int) -> bool:
     if re.search(r"(?i)\bimpossible\b|magic\b", "\n".join(lines[max(0, line - 2) : line + 1])):
         return True
     return bool(re.match(r"#+ |Subject: |title: |> |\**Q: ", said) and re.search(r"\?[!?*_\"')]*\s*$", said))
+
+
+def _beyond_caches(found: list[Finding]) -> list[Finding]:
+    """The findings without questions that a cache answers."""
+    return [f for f in found if f.verdict != QUESTION or f.rule not in ("memory bandwidth", "limit")]
 
 
 def _voiced(f: Finding, lines: list[str], explained: bool) -> Finding:

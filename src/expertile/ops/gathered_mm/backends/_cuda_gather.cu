@@ -10,8 +10,9 @@
 // With MORE the products of a second pair of operands, whose rows stand in order, are added in the same sums: as more
 // steps of K.
 //
-// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, FINISHERS, HALF,
-// MORE), multiply, the wgmma whose 128 sums are written out, parts.cu, groups.cu, ring.cu and the other files that it names.
+// cuda_gather.py puts in front: the macros (PRODUCT, ACTIVATION, INTERLEAVED, SAVE_PRE, K_MAJOR, BIAS, BAND, FINISHERS,
+// HALF, MORE), multiply, the wgmma of WIDTH columns whose sums are written out, parts.cu, groups.cu, ring.cu and the
+// other files that it names.
 
 constexpr int STEP = 64;                              // summands of a stage, 128 bytes
 constexpr u32 A_BYTES = ROWS * STEP * 2, B_BYTES = COLUMNS * STEP * 2;
@@ -246,8 +247,8 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
             const __grid_constant__ TensorMap more_map, const __grid_constant__ TensorMap more_up_map, const char* more,
             int rank,
 #endif
-            const char* a, const int* rows, const int* offs, const char* bias, const int* slots, const float* weights, char* out,
-            char* pre, char* dpre, float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
+            const char* a, const int* rows, const int* offs, const char* bias, const int* slots, const float* weights,
+            char* out, char* pre, char* dpre, float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
   extern __shared__ char memory[];
   u32 at;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
@@ -288,7 +289,7 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / LANES, 0);
   if (warp < 4 * CONSUMERS) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    consume(s, warp / 4, steps_of(K) + (MORE ? steps_of(second.K) : 0));
+    consume(s, warp / 4, steps_of(K) + steps_of(second.K));
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OTHER_REGISTERS));
     if (warp < 4 * CONSUMERS + PRODUCERS / LANES)

@@ -7,7 +7,8 @@ constexpr int CONSUMERS = 2, ROWS = 64 * CONSUMERS, COLUMNS = 256, PRODUCERS = 6
 // FINISHERS: epilogue warps. Beside four of them two warps are idle: registers are divided by warps in fours.
 constexpr int THREADS = FINISHERS == 2 ? 384 : 512, CONSUMER_REGISTERS = FINISHERS == 2 ? 200 : 160;
 constexpr int OTHER_REGISTERS = FINISHERS == 2 ? 104 : 96;
-constexpr int WIDTH = FINISHERS == 2 ? 256 : 128;  // columns of a wgmma: those of 256 want more than 128 registers at launch
+// Columns of a wgmma: one of 256 wants more than the 128 registers that 512 threads have at launch.
+constexpr int WIDTH = FINISHERS == 2 ? 256 : 128;
 constexpr u32 BLOCK_BYTES = 64 * 64 * 2;  // 64 rows or columns of a stage, 64 x 64 products
 // Rows of pre for the epilogue warps of BACKWARD, in pairs, 32 bytes a lane.
 constexpr int DEPTH = FINISHERS == 2 ? 3 : 2;

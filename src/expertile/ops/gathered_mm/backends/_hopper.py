@@ -1,5 +1,7 @@
 """What the kernels for sm_90a that gather can take."""
 
+from dataclasses import replace
+
 import torch
 
 from expertile.device import Device
@@ -16,6 +18,13 @@ def unfit(p: GatherProblem, device: Device) -> str | None:
     if not (p.a_aligned and p.b_aligned):
         return "16-byte copies need base addresses that are multiples of 16 bytes"
     return None
+
+
+def second_pair(p: GatherProblem, rank: int) -> GatherProblem:
+    """`p` with `rank` summands: the product of a second pair of operands, whose b is laid out as that of `p`, without
+    gaps."""
+    strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)
+    return replace(p, k=rank, b_strides=strides)
 
 
 def refusal(p: GatherProblem, device: Device) -> str | None:

@@ -23,7 +23,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
-from expertile.ops.gathered_mm.backends._hopper import refusal
+from expertile.ops.gathered_mm.backends._hopper import refusal, second_pair
 from expertile.ops.gathered_mm.pointwise import add_row_sums
 from expertile.ops.gathered_mm.problem import ACTIVATIONS, GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
@@ -164,8 +164,7 @@ def _second(p: GatherProblem, more: Pair | None) -> tuple[Any, ...]:
         return ()
     u, factor = more
     rank = u.shape[1]
-    strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)  # laid out as b is
-    return *_weights(replace(p, k=rank, b_strides=strides), factor), u.data_ptr(), rank
+    return *_weights(second_pair(p, rank), factor), u.data_ptr(), rank
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs, more: Pair | None = None) -> None:

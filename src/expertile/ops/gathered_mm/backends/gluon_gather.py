@@ -21,7 +21,7 @@ import torch
 from expertile.device import Device
 from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.backends._gluon_kernel import Shape, gathered_mm_kernel
-from expertile.ops.gathered_mm.backends._hopper import refusal
+from expertile.ops.gathered_mm.backends._hopper import refusal, second_pair
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backend import Pair
 from expertile.ops.grouped_mm.backends.gluon_hopper import QUEUE_BYTES
@@ -203,8 +203,7 @@ def _launch(p: GatherProblem, config: Config, bias_dtype: torch.dtype, device: i
     b = _weights(p, config)
     if rank:
         more_a = Blocks((p.m, rank), (rank, 1), a.box)
-        strides = (p.n * rank, 1, rank) if p.b_strides[1] == 1 else (p.n * rank, p.n, 1)  # laid out as b is
-        more_b = _weights(replace(p, k=rank, b_strides=strides), config)
+        more_b = _weights(second_pair(p, rank), config)
     out = pre = ragged(inner, inner, box)
     if p.product is Product.GATED and p.save_pre:
         pre = ragged(2 * inner, 2 * inner, box) if p.interleaved else _ragged_halves(inner, 2 * inner, box)
