@@ -28,7 +28,8 @@ from expertile.ops.launch import nvrtc
 Fault = Callable[[str], str]  # of a kernel's source
 
 COMPILER = shutil.which("g++")
-_SHARED = "extern __shared__ char memory[];"
+_SHARED = "char memory[];"
+_DECLARED = {"extern __shared__ ": "", "extern __shared__ __align__(1024) ": "machine::block->base = 1024; "}
 _MACHINE = Path(__file__).with_name("cuda_machine.h")
 
 # Of an asm statement's text: the call it becomes, its operands behind what stands here. None: nothing happens.
@@ -145,7 +146,10 @@ def translated(source: str) -> str:
             i += 1
         made += [source[begin : m.start()], _call(source[m.end() : i - 1])]
         begin = i + (source[i : i + 1] == ";")
-    return "".join((*made, source[begin:])).replace(_SHARED, "char* memory = machine::block->shared.data();")
+    text = "".join((*made, source[begin:]))
+    for declared, made_so in _DECLARED.items():
+        text = text.replace(declared + _SHARED, made_so + "char* memory = machine::block->shared.data();")
+    return text
 
 
 def _entry(name: str, types: tuple[Any, ...]) -> str:

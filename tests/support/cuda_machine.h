@@ -33,7 +33,6 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace machine {
 
-constexpr uint32_t BASE = 1024 + 16;  // of shared memory: a kernel has to align it
 constexpr int WARP = 32;
 
 struct Failure : std::runtime_error { using std::runtime_error::runtime_error; };
@@ -72,6 +71,7 @@ struct Fiber {
 };
 
 struct Block {
+  uint32_t base = 1024 + 16;  // of shared memory: a kernel has to align it, or to declare that it wants it aligned
   int index = 0;                             // in the grid
   bool stale = false;                        // whether `ld_now` reads something else before `grid_wait`
   std::vector<char> shared;
@@ -111,8 +111,8 @@ void wait_until(Ready ready) {
 }
 
 inline char* shared(uint32_t at, size_t size) {
-  if (at < BASE || at - BASE + size > block->shared.size()) throw Failure("access outside of shared memory");
-  return block->shared.data() + (at - BASE);
+  if (at < block->base || at - block->base + size > block->shared.size()) throw Failure("access outside of shared memory");
+  return block->shared.data() + (at - block->base);
 }
 inline uint32_t swizzled(uint32_t at) { return at ^ ((at >> 7 & 7) << 4); }
 
@@ -121,7 +121,7 @@ inline uint32_t swizzled(uint32_t at) { return at ^ ((at >> 7 & 7) << 4); }
 inline Barrier& barrier(uint32_t at) {
   shared(at, 8);
   if (at % 8) throw Failure("barrier not aligned");
-  return block->barriers[(at - BASE) / 8];
+  return block->barriers[(at - block->base) / 8];
 }
 inline void settle(Barrier& b) {
   cluster->progress++;
@@ -280,7 +280,7 @@ void wgmma_fp8(int n, int more, float* sum, uint32_t a, uint32_t b);
 void wgmma_commit();
 void wgmma_wait(int left);
 
-inline void cvta(uint32_t& at, const void*) { at = BASE; }
+inline void cvta(uint32_t& at, const void*) { at = block->base; }
 
 // ---- a launch ----
 

@@ -121,9 +121,15 @@ def test_shared_memory_is_what_the_kernel_lays_out():
         fitting = max(g for g in (128, 256, 512, 1024) if BACKEND.supports(replace(given, groups=g), H100) is None)
         assert fitting == (512 if given.product is Product.BACKWARD else 1024)
         assert Config().smem_bytes(given.product, fitting, bias) <= H100.smem_bytes
-        for groups in (32, 512):
-            offered = [c for c in BACKEND.configs(replace(given, groups=groups), H100) if c.finishers == 4]
-            assert len(offered) == (groups == 32 or given.product is Product.GATED)
+
+
+def test_epilogues_of_short_sums_have_four_warps():
+    """Where a gated backward's rows of pre fit."""
+    for given, _, _ in PROGRAMS.values():
+        back = given.product is Product.BACKWARD
+        for changed, more in ((replace(given, groups=256), back), (replace(given, groups=512), False)):
+            assert (BACKEND.configs(replace(changed, k=2048), H100)[0].finishers == 4) == more
+            assert BACKEND.configs(replace(changed, k=2056), H100)[0].finishers == 2
 
 
 _HARNESS = r"""

@@ -249,12 +249,11 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
 #endif
             const char* a, const int* rows, const int* offs, const char* bias, const int* slots, const float* weights,
             char* out, char* pre, char* dpre, float* sums, int* counter, int G, int R, int K, int inner, long long pitch) {
-  extern __shared__ char memory[];
+  extern __shared__ __align__(1024) char memory[];
   u32 at;
   asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(at) : "l"(memory));
   Shared s;
-  s.stages = (at + 1023) & ~1023u;
-  char* generic = memory + (s.stages - at);
+  s.stages = at;
   s.products = s.stages + STAGES * STAGE_BYTES;
   s.pre = s.products + CONSUMERS * PART_BYTES;
   s.bias = s.pre + FINISHERS * PRE_BYTES;
@@ -264,7 +263,7 @@ gathered_mm(const __grid_constant__ TensorMap b_map, const __grid_constant__ Ten
   s.empty = s.full + STAGES * 8;
   s.staged = s.empty + STAGES * 8;
   s.free = s.staged + CONSUMERS * 8;
-  int* lists = reinterpret_cast<int*>(generic + (s.free + CONSUMERS * 8 - s.stages));
+  int* lists = reinterpret_cast<int*>(memory + (s.free + CONSUMERS * 8 - at));
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       barrier_init(s.full + i * 8, PRODUCERS + PRODUCERS / LANES);

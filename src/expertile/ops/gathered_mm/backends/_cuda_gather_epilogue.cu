@@ -49,8 +49,8 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const
   }
 }
 #else
-// A warp takes two rows at a time. It copies pre DEPTH - 1 pairs of rows ahead into shared memory, from where each lane
-// reads what it has copied itself.
+// A warp takes two rows at a time. It copies pre AHEAD pairs of rows ahead into shared memory, from where each lane reads
+// what it has copied itself.
 constexpr int PAIRS = HEIGHT / 2;  // of a part
 static_assert(HEIGHT <= LANES, "a lane adds a row's sum");
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ Ahead start(const Outputs& o, const Tile& tile, u32 r
   // No copy of the tile before may come after one of this tile.
   copies_wait<0>();
 #pragma unroll
-  for (int pair = 0; pair < DEPTH - 1; pair++) ask(l, pair);
+  for (int pair = 0; pair < AHEAD; pair++) ask(l, pair);
 #pragma unroll
   for (int part = 0; part < CONSUMERS; part++) {
     const int row = part * 64 + finisher() * HEIGHT + lane;
@@ -158,11 +158,12 @@ __device__ __forceinline__ void finish(const Outputs& o, const Tile& tile, const
 #pragma unroll 1
   for (int i = 0; i < PAIRS && first + 2 * i < l.left; i++) {
     const int pair = part * PAIRS + i, row = first + 2 * i;
-    ask(l, pair + DEPTH - 1);
+    if (AHEAD < DEPTH) ask(l, pair + AHEAD);
     const u32 from = arrived(l, pair);
     const uint4 a = products_of(products, top + 2 * i, lane), b = products_of(products, top + 2 * i + 1, lane);
     const uint4 pre[4] = {load_shared_16(from), load_shared_16(from + PLANE_BYTES),
                           load_shared_16(from + 2 * PLANE_BYTES), load_shared_16(from + 3 * PLANE_BYTES)};
+    if (AHEAD == DEPTH) ask(l, pair + AHEAD);
     const float w = __shfl_sync(0xffffffffu, weight, 2 * i), v = __shfl_sync(0xffffffffu, weight, 2 * i + 1);
     const Row r = gradients(a, pre[0], pre[1], w), s = gradients(b, pre[2], pre[3], v);
     store_row(l, row, r);

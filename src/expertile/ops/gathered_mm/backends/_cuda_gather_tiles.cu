@@ -10,8 +10,8 @@ constexpr int OTHER_REGISTERS = FINISHERS == 2 ? 104 : 96;
 // Columns of a wgmma: one of 256 wants more than the 128 registers that 512 threads have at launch.
 constexpr int WIDTH = FINISHERS == 2 ? 256 : 128;
 constexpr u32 BLOCK_BYTES = 64 * 64 * 2;  // 64 rows or columns of a stage, 64 x 64 products
-// Rows of pre for the epilogue warps of BACKWARD, in pairs, 32 bytes a lane.
-constexpr int DEPTH = FINISHERS == 2 ? 3 : 2;
+// Rows of pre for the epilogue warps of BACKWARD, in pairs, 32 bytes a lane: so many, and so many ahead.
+constexpr int DEPTH = FINISHERS == 2 ? 3 : 2, AHEAD = 2;
 constexpr u32 PLANE_BYTES = LANES * 16, PRE_BYTES = PRODUCT == BACKWARD ? DEPTH * 4 * PLANE_BYTES : 0;  // of a warp
 constexpr int ACROSS = PRODUCT == GATED ? COLUMNS / 2 : COLUMNS;  // columns of the results
 

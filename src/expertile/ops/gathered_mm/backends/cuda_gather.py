@@ -48,7 +48,7 @@ _TYPES = (*(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
 class Config:
     """group_m: rows of tiles that share one pass over an expert's weights.
     dynamic: a dynamic tile scheduler, with a counter in memory; else program p of P takes p, p + P, p + 2P, …
-    finishers: epilogue warps, 2, or 4 beside products of half the columns (right in emulation, not timed)."""
+    finishers: epilogue warps, 2, or 4 beside products of half the columns."""
 
     group_m: int = 8
     dynamic: bool = False
@@ -61,10 +61,10 @@ class Config:
 
     def smem_bytes(self, product: Product, groups: int, bias: int) -> int:
         """Shared memory of one program: ring, products of a tile, rows of pre, bias of `bias` bytes a value, queue,
-        barriers, tiles of the groups, and up to 1024 to align."""
+        barriers, tiles of the groups."""
         ring = _STAGES * ((_ROWS + _COLUMNS) * _STEP * 2 + 16)
         pre = _PRE_BYTES[self.finishers] if product is Product.BACKWARD else 0
-        return 1024 + ring + _ROWS * _COLUMNS * 2 + pre + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
+        return ring + _ROWS * _COLUMNS * 2 + pre + _SLOTS * (_COLUMNS * bias + 24) + 32 + 8 * groups
 
     def source(self, p: GatherProblem, bias: int, more: bool) -> str:
         """The program for a problem with a bias of `bias` bytes a value, 0 for none; `more`: with a second pair."""
@@ -110,10 +110,15 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
 def configs(problem: GatherProblem, device: Device) -> tuple[Config, ...]:
     """Configs worth timing, the default first.
 
-    Up to K = 2048 tiles by number: neighbours share a TPC. With longer K programs drift apart. (Measured when a kernel
-    of its own set the counter to zero, 2 us.)"""
-    p, dynamic = problem, problem.k > 2048
-    found = (Config(dynamic=dynamic), Config(16, dynamic), Config(dynamic=not dynamic), Config(8, dynamic, 4))
+    Of up-projections up to K = 2048 tiles by number: neighbours share a TPC. With longer K programs drift apart.
+    (Measured when a kernel of its own set the counter to zero, 2 us.) A gated backward's epilogue limits up to that K:
+    four warps. docs/notes/moe.md has the times."""
+    p, short = problem, problem.k <= 2048
+    found: tuple[Config, ...]
+    if p.product is Product.BACKWARD and short:
+        found = (Config(8, True, 4), Config(16, True, 4), Config(8, False, 4), Config(dynamic=True))
+    else:
+        found = (Config(dynamic=not short), Config(16, not short), Config(dynamic=short))
     return tuple(c for c in found if _nbytes(p, c) <= device.smem_bytes)
 
 
