@@ -87,6 +87,7 @@ def test_a_users_mistake_is_one_line(args, message, tmp_path):
     assert done.returncode == 2 and message in done.stderr, done.stdout + done.stderr
 
 
-def test_a_rate_that_is_no_number_is_refused():
-    run = expertile("impact", "--qps", "inf")
-    assert run.returncode == 2 and "--qps: expected a finite number, got inf" in run.stderr
+@pytest.mark.parametrize("option", ["--qps", "--price-per-gpu-hour"])
+def test_a_rate_or_price_that_is_no_number_is_refused(option):
+    run = expertile("impact", option, "inf")
+    assert run.returncode == 2 and f"{option}: expected a finite number, got inf" in run.stderr

@@ -138,6 +138,56 @@ def test_errors(tmp_path):
         quantize_experts(make_model("mixtral"), "nf4")
 
 
+def test_a_loaded_model_is_what_transformers_loads(tmp_path):
+    """Bit for bit: buffers, what stays in float32, and how it generates."""
+    stored = make_model("deepseek_v3").bfloat16()
+    for name, buffer in stored.named_buffers():
+        if "correction" in name:
+            buffer.normal_()
+    stored.generation_config.eos_token_id = [2, 5]
+    stored.save_pretrained(tmp_path)
+    found = load_model(tmp_path)
+    expected = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, experts_implementation="expertile"
+    )
+    kept = expected.state_dict()
+    assert found.state_dict().keys() == kept.keys()
+    assert all(torch.equal(t, kept[n]) and t.dtype == kept[n].dtype for n, t in found.state_dict().items())
+    assert kept["model.layers.0.mlp.gate.e_score_correction_bias"].any()
+    assert found.generation_config.eos_token_id == [2, 5]
+
+
+def test_a_checkpoint_without_its_head(tmp_path):
+    stored = make_model("qwen3_moe").bfloat16()
+    tensors = {k: v for k, v in stored.state_dict().items() if k != "lm_head.weight"}
+    stored.config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="lm_head.weight: expected a tensor of that name"):
+        load_model(tmp_path)
+    stored.config.tie_word_embeddings = True
+    stored.config.save_pretrained(tmp_path)
+    tied = load_model(tmp_path)
+    assert tied.lm_head.weight is tied.model.embed_tokens.weight
+
+
+def test_sizes_that_do_not_fit_leave_the_model_alone(monkeypatch):
+    family, options = MODELS["qwen3_moe"]
+    monkeypatch.setitem(MODELS, "qwen3_moe", (family, options | {"moe_intermediate_size": 48}))
+    model, ids = make_model("qwen3_moe").bfloat16(), tokens(1, 4)
+    before = model(ids).logits
+    with pytest.raises(ValueError, match="multiple of 64"):
+        quantize_experts(model, "int4")
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_quantised_experts_have_no_file_of_transformers(tmp_path):
+    checkpoint(tmp_path)
+    for made in (quantize_experts(make_model("gpt_oss").bfloat16(), "mxfp4"), load_gpt_oss(tmp_path)):
+        with pytest.raises(ValueError, match="save_pretrained: expected experts in floating point"):
+            made.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
 def one_by_one(name, kind, folder):
     """A folder with the experts of a small model stored one linear layer each, as they are published; and the model in
     bfloat16."""

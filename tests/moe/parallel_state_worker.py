@@ -256,6 +256,7 @@ def fsdp_over_the_group(rank: int, world: int, folder: Path) -> None:
         "down: expected to stay a parameter of the layer",
         lambda: weight_norm(ExpertParallelMoE(whole_layer(5)), "down"),
     )
+    raises(ValueError, "quantize_experts: expected a layer on one GPU", lambda: layer.quantize_experts("int4"))
     layer = ExpertParallelMoE(whole_layer(5))
     model = fully_shard(Model(layer), ignored_params=set(layer.expert_parameters()))
     right_gradients(model, layer, rank, world)

@@ -32,8 +32,9 @@ def impact(
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Time saved in a forward pass and GPU-hours in a day, from records alone, with the arithmetic shown."""
-    if not isfinite(qps):
-        raise ValueError(f"--qps: expected a finite number, got {qps:g}")
+    for option, value in (("qps", qps), ("price-per-gpu-hour", price_per_gpu_hour or 0.0)):
+        if not isfinite(value):
+            raise ValueError(f"--{option}: expected a finite number, got {value:g}")
     found, own = Device.by_name(gpu), records_in(records)
     held = shipped() if own is None else own
     lines = lab.impact(model, held, found, batch=batch, seq_len=seq_len, dtype=dtype, policy=policy, baseline=baseline)

@@ -9,10 +9,11 @@
 Experts are found as stacked tensors (`gate_up_proj`, or gpt-oss's `gate_up_proj_blocks` and `_scales`), or one linear
 layer for each expert (gate_proj, up_proj and down_proj; w1, w3 and w2) in a format that `formats.checkpoint` tells
 apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks of 128×128, floating point. All else becomes
-`dtype`; layers beside the experts that are quantised are dequantised. Peak memory beyond the model: the stored tensors
-of one weight.
+`dtype`, or float32 where transformers keeps it so; layers beside the experts that are quantised are dequantised. Peak
+memory beyond the model: the stored tensors of one weight.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from expertile.formats.checkpoint import Get, in_format, read_linear, read_weigh
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
-from expertile.integrations.transformers import NAME, register, replace_weight, require_gate
+from expertile.integrations.transformers import NAME, refuse_to_save, register, replace_weight, require_gate
 
 _PROJECTIONS = ("gate_up_proj", "down_proj")
 # How checkpoints call the linear layers of one expert: those under one another in gate_up_proj, and down_proj.
@@ -53,24 +54,26 @@ def load_model(
         ValueError: a tensor is missing or of another shape or format, with its name.
     """
     register()
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.from_pretrained(path)
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # or transformers would quantise itself
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if (Path(path) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path)
     get = reader(path)
     load_experts(model, path, format=format, device=device, dtype=dtype, progress=progress)
-    for name, parameter in list(model.named_parameters()):
-        if parameter.is_meta:
-            found = _dense(get, name, dtype, device)
-            if found is None:
-                if name in (getattr(model, "_tied_weights_keys", None) or ()):
-                    continue  # tie_weights finds it
-                raise ValueError(f"{name}: expected a tensor of that name in {path}, got none")
-            _assign(model, name, found)
+    for name, own in model.state_dict(keep_vars=True).items():
+        if own.is_meta or not isinstance(own, torch.nn.Parameter):
+            found = _dense(get, name, _dtype(model, name, own), device)
+            if found is not None:
+                _assign(model, name, found)
     model.tie_weights()
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(f"{name}: expected a tensor of that name in {path}, got none")
     model.set_experts_implementation(NAME)
     return model.to(device).eval()
 
@@ -110,6 +113,7 @@ def load_experts(
             else:
                 require_gate(name, experts)
                 replace_weight(experts, projection, weight)
+                refuse_to_save(model)
         if progress is not None:
             progress(done, len(layers))
     return model
@@ -162,6 +166,15 @@ def _dense(get: Get, name: str, dtype: torch.dtype, device: torch.device | str |
     return None
 
 
+def _dtype(model: Any, name: str, own: torch.Tensor) -> torch.dtype:
+    """What transformers makes of a tensor of that name: its dtype in the model, or float32 where the model asks so."""
+    kept = set(model._keep_in_fp32_modules_strict or ())
+    if own.dtype is torch.float16:
+        kept |= set(model._keep_in_fp32_modules or ())
+    patterns = (re.escape(key).replace(r"\*", ".*") for key in kept)
+    return torch.float32 if any(re.search(pattern, name) for pattern in patterns) else own.dtype
+
+
 def _called(name: str) -> tuple[str, ...]:
     """The names that a checkpoint may have for what the model calls `name`."""
     here, there = _RENAMED
@@ -169,16 +182,20 @@ def _called(name: str) -> tuple[str, ...]:
 
 
 def _assign(model: Any, name: str, value: torch.Tensor) -> None:
+    """Put `value` in the place of a parameter or buffer."""
     owner, _, last = name.rpartition(".")
-    old = model.get_parameter(name)
+    module = model.get_submodule(owner)
+    old = getattr(module, last)
     if old.shape != value.shape:
         raise ValueError(f"{name}: expected shape {list(old.shape)}, got {list(value.shape)}")
-    setattr(model.get_submodule(owner), last, torch.nn.Parameter(value, requires_grad=old.requires_grad))
+    if isinstance(old, torch.nn.Parameter):
+        value = torch.nn.Parameter(value, requires_grad=old.requires_grad)
+    setattr(module, last, value)
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Parameters of modules made within are on the meta device; buffers, which no checkpoint has, are not."""
+    """Parameters of modules made within are on the meta device; buffers, of which checkpoints lack some, are not."""
     original = torch.nn.Module.register_parameter
 
     def register_parameter(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:

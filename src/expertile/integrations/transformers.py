@@ -98,8 +98,12 @@ def quantize_experts(model: Any, format: str) -> Any:
 
     Each weight becomes `QuantizedBuffers`, [E, rows, columns] whatever the module's order was, with state_dict keys of
     its own (`gate_up_proj.packed`, …): to read a saved state_dict back, quantise a model of the same config first. The
-    model then runs with experts_implementation="expertile", in bfloat16 or float16. All other parameters stay as they
-    are and trainable. ValueError for a model without experts of the kind above, or with some whose gate no kernel has.
+    model then runs with experts_implementation="expertile" only, in bfloat16 or float16. All other parameters stay as
+    they are and trainable.
+
+    Raises:
+        ValueError: a model without experts of the kind above, or with some whose gate no kernel has or whose sizes the
+            format does not take, which leaves the model as it was; later, its `save_pretrained`.
     """
     register()
     is_module = isinstance(model, torch.nn.Module)
@@ -108,14 +112,36 @@ def quantize_experts(model: Any, format: str) -> Any:
     found = {name: m for name, m in model.named_modules() if _holds_experts(m)}
     if not found:
         raise ValueError("model: expected experts with gate_up_proj and down_proj parameters [E, …, …], got none")
+    sizes = {}
     for name, experts in found.items():
         require_gate(name, experts)
+        sizes.update({weight.shape[1:]: weight[:1] for weight in _projections(experts).values()})
+    for weight in sizes.values():
+        quantize(weight, format)
     for experts in found.values():
-        for projection in ("gate_up_proj", "down_proj"):
-            weight = getattr(experts, projection).detach()
-            replace_weight(experts, projection, quantize(weight.mT if experts.is_transposed else weight, format))
+        for projection, weight in _projections(experts).items():
+            replace_weight(experts, projection, quantize(weight, format))
+    refuse_to_save(model)
     model.set_experts_implementation(NAME)
     return model
+
+
+def _projections(experts: Any) -> dict[str, torch.Tensor]:
+    """Weights by name, [E, rows, columns]."""
+    found = {name: getattr(experts, name).detach() for name in ("gate_up_proj", "down_proj")}
+    return {name: weight.mT if experts.is_transposed else weight for name, weight in found.items()}
+
+
+def refuse_to_save(model: Any) -> None:
+    """Make `model.save_pretrained` say that it has no format for quantised experts: it would fail, or drop them."""
+    model.save_pretrained = _cannot_save
+
+
+def _cannot_save(*args: Any, **options: Any) -> None:
+    raise ValueError(
+        "save_pretrained: expected experts in floating point, got quantised ones: save model.state_dict(), and load it "
+        "into a model of the same config that is quantised the same way"
+    )
 
 
 def replace_weight(experts: Any, projection: str, weight: Any) -> None:

@@ -124,6 +124,10 @@ class ExpertParallelMoE(MoE):
         """ValueError: expert parallelism has no adapters."""
         raise ValueError("add_lora: expected a layer on one GPU, got one whose experts are on the ranks of a group")
 
+    def quantize_experts(self, format: str) -> MoE:
+        """ValueError: the layer's experts are parameters; `ExpertParallel.mlp` takes quantised weights."""
+        raise ValueError("quantize_experts: expected a layer on one GPU; ExpertParallel.mlp takes quantised weights")
+
     def expert_parameters(self) -> Iterator[nn.Parameter]:
         """Those of this rank's experts, which no reduction over the group may touch."""
         return (p for name, p in self.named_parameters(recurse=False) if name in _OF_EXPERTS)

@@ -132,6 +132,9 @@ def test_an_option_that_nothing_takes_is_named(tmp_path):
     spec = _read(tmp_path, 'presets = ["squares"]\nbatch = 4')
     with pytest.raises(ValueError, match=r"batch: expected a preset that takes this option \(models\), got squares"):
         spec.workloads()
+    workload = "seq = 4\n" + WORKLOAD + 'layout = "batched"\ngroups = 2\nm = 4\nn = 16\nk = 16\n'
+    with pytest.raises(ValueError, match="seq: expected a preset that takes this option .*, got no preset"):
+        _read(tmp_path, workload).workloads()
 
 
 def test_missing_file(tmp_path):

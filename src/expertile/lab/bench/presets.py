@@ -203,11 +203,11 @@ def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
     does."""
     given = {k: v for k, v in options.items() if v is not None}
     for option in given:
-        if names and not any(option in preset_options(name) for name in names):
+        if not any(option in preset_options(name) for name in names):
             takers = [p for p in PRESETS if option in preset_options(p)]
             raise ValueError(
                 f"{option}: expected a preset that takes this option ({', '.join(takers) or 'none does'}), "
-                f"got {', '.join(names)}"
+                f"got {', '.join(names) or 'no preset'}"
             )
     found: list[Workload] = []
     for name in names:
