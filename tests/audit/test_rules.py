@@ -857,6 +857,18 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape)
         "The host needs 1.2 s for products, 1.1 s for copies and 1.9 s for Adam.\n",
         '{"t": 1700000000, "event": "run_start"}\n{"t": 1700000700, "event": "run_stop"}\n\n'
         "run_start to run_stop, without the warm-up: 600 s\n",
+        # 16 ranks, of which the first and the last are listed
+        "```\n$ ./alltoall_perf -g 1\n#  Rank  0 Pid 1 on a device 0 NVIDIA H100 80GB HBM3\n#  ... (16 ranks)\n"
+        "#  Rank 15 Pid 9 on b device 7 NVIDIA H100 80GB HBM3\n#\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)\n"
+        "     1048576         16384     float    none      -1    72.88   14.39   13.49      0\n"
+        "     2097152         32768     float    none      -1    88.02   23.83   22.34      0\n```\n",
+        # the tokens of each of so many experts
+        "Grouped GEMM, H100 SXM, FP8.\n\n| experts | tokens / expert | N | K | time (ms) | TFLOP/s |\n"
+        "|--:|--:|--:|--:|--:|--:|\n| 8 | 1024 | 14336 | 4096 | 0.871 | 1,105 |\n"
+        "| 8 | 2048 | 14336 | 4096 | 1.638 | 1,175 |\n| 8 | 4096 | 14336 | 4096 | 3.173 | 1,213 |\n"
+        "| 64 | 512 | 2816 | 2048 | 0.463 | 816 |\n",
     ],
 )
 def test_nothing_is_asked_of_what_the_text_knows(text):

@@ -309,7 +309,9 @@ def _bus(row: Row) -> Iterator[Finding]:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
     ranks = re.findall(r"(?m)^# +rank +(\d+) ", row.report.text)  # each process may have one of the GPUs
-    n = Size(float(len(ranks)), row.line, True) if len({*ranks}) == len(ranks) > 1 else n
+    last = max(map(int, ranks), default=0) + 1.0
+    ranks = ranks if len({*ranks}) == len(ranks) and last in (len(ranks), *row.report.everything.of("gpus")) else []
+    n = Size(last, row.line, True) if last > 1 and ranks else n
     links = [NVLINK[part] / 2 for d in row.devices for part in NVLINK if re.search(rf"\b{part}\b", d.name)]
     # Of one node; a switch that reduces saves traffic (NVLink SHARP).
     slack = 1.1 if all((d.capability or (9, 0)) < (9, 0) for d in row.devices) else 1.5
@@ -323,7 +325,7 @@ def _bus(row: Row) -> Iterator[Finding]:
     if ratio.lo > 2.02 or (should and not ratio.meets(should, 0.03)):
         more = f"{should:.4g} times, with {n.value:.0f} GPUs" if n and should else "at most twice"
         message = f"{bus[0].text} is {ratio.mid:.3g} times the algorithm's {alg[0].text}; bus bandwidth is {more}"
-        sure = ratio.lo > 2.02 or (should and ranks)
+        sure = ratio.lo > 2.02 or (should and last == len(ranks))
         yield finding(INCONSISTENT if sure else QUESTION, "bus bandwidth", message, bus[0], alg[0])
 
 

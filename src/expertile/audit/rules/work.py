@@ -120,7 +120,10 @@ def work_of(row: Row) -> Term | None:
 
     other = _OTHER.search("" if row.own.keys() | row.facts.stated.keys() >= {"m", "n", "k"} else row.lead.lower())
     conv = re.search(r"conv|sparse", row.words)
-    if (mnk := sizes("m", "n", "k")) and not _ATTENTION.search(text) and not other and not conv:
+    mnk, experts = sizes("m", "n", "k"), row.own.get("experts")
+    if mnk and experts and re.search(rf"(?:/|per|each) ?expert\b[^:;]*: {mnk[0].value:.0f}\b", text.replace(",", "")):
+        mnk[0] = replace(mnk[0], value=mnk[0].value * experts)
+    if mnk and not _ATTENTION.search(text) and not other and not conv:
         return gemm(mnk)
     lettered = {"batch", "heads", "seq", "head_dim"} <= row.own.keys()
     if (of := sizes("batch", "heads", "seq", "head_dim")) and (
