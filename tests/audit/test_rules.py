@@ -869,6 +869,38 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape)
         "|--:|--:|--:|--:|--:|--:|\n| 8 | 1024 | 14336 | 4096 | 0.871 | 1,105 |\n"
         "| 8 | 2048 | 14336 | 4096 | 1.638 | 1,175 |\n| 8 | 4096 | 14336 | 4096 | 3.173 | 1,213 |\n"
         "| 64 | 512 | 2816 | 2048 | 0.463 | 816 |\n",
+        # a difference of two costs
+        "| GPU | price per GPU hour |\n|---|---|\n| T4 | $0.35 |\n| L4 | $0.49 |\n| L40S | $1.05 |\n\n"
+        "* L4: 11,287 GPU hours, $5,530\n* L40S: 4,221 GPU hours, $4,432\n\n"
+        "So the L40S saves $1,098 on the bill of a million hours.\n",
+        # the sheet's peak with sparsity
+        "A100-SXM4-80GB. An effective rate must be compared with the sparse peak of the data sheet "
+        "(624 TFLOP/s FP16, 1248 TOPS INT8).\n\n| M x N x K | dense TOPS | 2:4 effective TOPS |\n|---|---|---|\n"
+        "| 8192x8192x8192 | 508 | 796 |\n| 8192x28672x8192 | 506 | 803 |\n| 8192x8192x4096 | 501 | 780 |\n",
+        "Price: 256 chips x $4.20 x 24 h = $25,805 per day.\n",
+        # two kernels, each with its own time
+        "RTX 3090, 936 GB/s.\n\nIs gelu memory bound?\n  8192 x 3072 bf16, read + write = 100.7 MB per call, 119.2 us\n"
+        "  (layer_norm: 25.2 MB in 31.3 us)\n",
+        # a bound
+        "RTX 3090, Qwen2.5-7B (7.62B parameters) in fp16, batch 1. The embedding is not read.\n\n"
+        "At 936 GB/s this makes 66.1 tok/s at best.\n",
+        # ten products
+        "dgemm, n=8192 reps=10 flop=1.0995e+13\ngemm time 14.918 s  ->  737.0 GFLOP/s\n",
+        "why does my read kernel show 4.3 TB/s on a 1.55 TB/s card??\n\nA100-SXM4-40GB. "
+        "One launch goes 1000 times over the buffer.\n\n  MiB     total us      GB/s\n   64       45,344     1,480\n"
+        "  128       95,733     1,402\n  512      387,632     1,385\n 1024      777,510     1,381\n",
+        # less in the same time
+        "| task | tok/s | vs. baseline |\n|---|---|---|\n| code | 146.0 | 2.50x |\n| random | 45.5 | 0.78x |\n"
+        "| chat | 108.8 | 1.86x |\n\nOn random digits you pay 7.5 ms for nothing: 22 % slower than without.\n",
+        # of nodes, with two ranks each
+        "| nodes | ranks | time s | speed up |\n|--:|--:|--:|--:|\n| 4 | 8 | 2.21 | 4.71 |\n"
+        "| 8 | 16 | 0.710 | 14.68 |\n| 16 | 32 | 0.374 | 27.86 |\n\n"
+        "Scaling relative to 8 nodes: 16 nodes give an efficiency of 95 %.\n",
+        # all tokens are not those of which each takes so long
+        "    Max concurrency:                 64\n    Duration (s):                    40.42\n"
+        "    Total token throughput (tok/s):  15893.06\n    Mean TPOT (ms):                  10.34\n",
+        # worked out in its line
+        "world_size 8, seq 2048\nbatch: 8 gpus x 8 seqs x 4 accum x 2048 = 524,288 tokens/step\nbatch 8\n",
     ],
 )
 def test_nothing_is_asked_of_what_the_text_knows(text):

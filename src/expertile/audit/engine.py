@@ -134,7 +134,8 @@ def _asks(lines: list[str], line: int) -> bool:
     said = lines[line - 1] if 0 < line <= len(lines) else ""
     if re.search(r"(?i)\bimpossible\b|magic\b", "\n".join(lines[max(0, line - 2) : line + 1])):
         return True
-    return bool(re.match(r"#+ |Subject: |title: |> |\**Q: ", said) and re.search(r"\?[!?*_\"')]*\s*$", said))
+    titled = re.match(r"#+ |Subject: |title: |> |\**Q: ", said) or line == 1
+    return bool(titled and re.search(r"\?[!?*_\"')]*\s*$", said))
 
 
 def _beyond_caches(found: list[Finding]) -> list[Finding]:

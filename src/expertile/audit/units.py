@@ -138,6 +138,7 @@ _MEANT = tuple(
     (regex(f"(?i){form}"), unit)
     for form, unit in (
         (r".*\bhourly\b", "USD/h"),
+        (r"flop$", "FLOP"),
         (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
         (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
         (r"(?:flops?|ops?) per b(?:yte)?$", "FLOP/B"),

@@ -14,7 +14,7 @@ from expertile.audit.interval import Interval, exact
 from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import own_words
+from expertile.audit.rules.hardware import EQUATION, own_words
 from expertile.audit.rules.solve import WALL, shown_as
 from expertile.audit.rules.terms import parameters, terms
 from expertile.audit.rules.work import Term
@@ -31,7 +31,9 @@ _SPENT = regex(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
 )
 _AGAINST = regex(r"(?i)[ _](?:vs|over|than)[ _.]+\w+")  # "saving_vs_fp16_pct"
-_ASKED = regex(r"(?i)budget|request|plan|limit|quota|estimat|idle|saved|per |storage|asked|\banother\b")
+_ASKED = regex(
+    r"(?i)budget|request|plan|limit|quota|estimat|idle|\bsav(?:e[sd]?|ings?)\b|per |storage|asked|\banother\b"
+)
 _VOCABULARY = regex(r"(?i)\bvocab(?:ulary)?(?:[ _-]size)?\W{1,4}(?:of )?(\d[\d,]{3,})(?![\d.kK])")
 _NO_DECODER = regex(
     r"(?i)\bmoe\b|experts?\b|mixture|\bmla\b|latent|lora|encoder|cross|vision|\bt5\b|bert|mamba|ssm|adapter|"
@@ -95,6 +97,7 @@ def counted(report: Report) -> Iterator[Finding]:
             if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
                 continue
             steps = q.kind == "items" and q.noun == "step"  # which are counted themselves
+            steps |= row.kind == "line" and bool(EQUATION.search(row.text[: q.start]))
             if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)

@@ -15,7 +15,7 @@ EQUATION = regex(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
 _LIMIT = regex(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
     r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
-    r"upper bound|at most|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
+    r"upper bound|at most|at best|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a percentage one of a peak.
@@ -86,6 +86,7 @@ def _sheet(report: Report) -> tuple[float, ...]:
     devices = report.everything.of("devices")
     formats = [f for f in DTYPES if f != "tf32" or "tf32" in report.text]  # else it is nobody's peak
     sheet = [x for d in devices for x in (d.memory_bps, *(d.peak(f) for f in formats)) if x]
+    sheet += [x for d in devices for f in formats * report.sparse if (x := d.sparse_peak(f))]
     if any(d.capability == (9, 0) for d in devices):
         sheet += [x for peak in SPARSE_SHEET.values() for x in (peak, peak / 2)]
     return tuple(dict.fromkeys(sheet))

@@ -13,7 +13,17 @@ from expertile.audit.interval import FAR, Interval, exact
 from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import EQUATION, SHARE, fastest, formats_of, gpu_counts, memory_of, on_sheet
+from expertile.audit.rules.hardware import (
+    EQUATION,
+    SHARE,
+    fastest,
+    formats_of,
+    gpu_counts,
+    is_limit,
+    memory_of,
+    on_sheet,
+    own_words,
+)
 from expertile.audit.rules.terms import IF, SPARSE, parameters, terms, weights
 from expertile.audit.rules.told import words_near
 from expertile.audit.rules.work import Term, largest_run
@@ -275,7 +285,7 @@ def _moved(row: Row) -> Iterator[Demand]:
     named = [t for r in rows for t in r.of("time")] if "traffic" in row.text.lower() else []
     rated = {r.line for r in lines if any(not on_sheet(r, b) for b in r.of("bandwidth"))}
     near = [t for r in lines if r.block == row.block and r.line not in rated for t in r.of("time")]
-    if _EACH_RUN.search(row.text):
+    if _EACH_RUN.search(row.text) and not row.of("time"):
         near = [t for r in lines if report.sections[r.block] == report.sections[row.block] for t in r.of("time")]
         near = sorted(near, key=lambda t: t.value.mid)[:1]
     times = named or [t for t in near if t.exact and not _NO_RUN.search(t.words)]
@@ -378,7 +388,7 @@ def _generated(row: Row) -> Iterator[Demand]:
     prefill = row.headings if "prefill" in row.headings and "decod" not in row.headings else row.label
     # A time for each token is of no other column.
     text = "" if decoded or (q and q.kind == "s_per_token" and row.kind == "table") else row.text
-    worked_out = q and row.kind == "line" and EQUATION.search(row.text[: q.start])
+    worked_out = q and row.kind == "line" and (EQUATION.search(row.text[: q.start]) or is_limit(own_words(row, q)))
     if (
         q
         and known

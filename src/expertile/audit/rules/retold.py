@@ -226,7 +226,8 @@ def _of_tables(
     gains = [mid(x) for c, rows in columns if up_to for r in rows if (x := r.figure(c, q.kind))]
     made = gains if len(gains) > 2 and q.kind == "ratio" else made  # a column has them all
     more = (bound or heading) and q.kind == "ratio" and mid(q) <= 50 and made and q.value.lo > 1.04 * max(made)
-    change = "loss" if off_time else change_of(row, q, True, 40)
+    slower = re.match(r"\W*slower\b", row.text[q.end :])  # by more time, or by less in a time
+    change = "loss" if off_time else "" if slower else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
     named = held[0][1] is not held[0][0].rows
     close = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)

@@ -32,6 +32,7 @@ WALL = regex(
     r".*(?:duration|elapsed|wall|time|step|iter|took|takes?\b|total|finish|done|job length|\bran\b|lasted|"
     r"train\w*[ _](?:hours|days))"
 )
+_FACTOR = regex(r" ?[x×*·] ?\d[^=;]*= ?[\d€]")
 _SIDE = regex(r"(?i)(?P<input>input|prompt)|(?P<output>output|generated)|(?P<read>reads?\b|_read)|(?P<write>writ)")
 
 
@@ -203,8 +204,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         # Beside one that fits, what counts otherwise: reads and writes, all GPUs.
         if any(target.value.meets(t.value * f, 0.03) for t in good for f in law.also if t is not target):
             continue
-        if target.figure and target.figure in row.quantities and EQUATION.search(row.text[: target.figure.start]):
-            continue  # which `equations` works out
+        own = target.figure if target.figure in row.quantities else None
+        if own and (EQUATION.search(row.text[: own.start]) or _FACTOR.match(row.text, own.end)):
+            continue  # which `equations` works out, and what is multiplied there
         if target.figure and row.kind == "line" and _otherwise(row, target.figure):
             continue
         combos = [c for c in itertools.product(*held) if c[at] is target and _one_run(row, law, c)]
@@ -215,8 +217,9 @@ def _check(row: Row, given: Held, lent: bool) -> Iterator[Finding]:
         lengths = {n for c in combos for t in c if not t.figure and t.kind == "token/item" for n in t.lines}
         if at == 2 and off and off[0].lo > 1 and any("random" in row.report.lines[n - 1] for n in lengths):
             continue  # they are drawn up to this one
-        if len(lengths) == 1 and off and off[0].hi < 1 and target.figure and "otal" in target.figure.label:
-            continue  # of inputs and outputs, of which one length is stated
+        whole = off and target.figure and "otal" in target.figure.label
+        if whole and ((len(lengths) == 1 and off[0].hi < 1) or "s_per_token" in kinds):
+            continue  # of inputs and outputs, of which one length is stated, or the time of an output
         # Far off, and not by its prefix, it is of something else.
         worked_out = lent or any(t.kind in ("items", "tokens") and not t.figure for c in combos for t in c)
         ways = ((1.0,) if worked_out else factors) if row.kind != "table" else ()

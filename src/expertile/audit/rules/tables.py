@@ -264,6 +264,9 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
     if best.off != 1:
         q, lines = targets[min(targets)], (grid.rows[0].report.blocks[grid.block].first, *(r.line for r in grid.rows))
         off = f"{best.name} make {grid.header[index]} but for a factor of {best.off:g} in all rows: which unit?"
+        many = rf"(?<![.\d]){max(best.off, 1 / best.off):.0f} (?:times(?! as)|runs|launch|pass|iter|rep|call)"
+        if re.search(many, grid.rows[0].report.text.replace(",", "")):
+            return  # a total of so many
         if score == len(told) and all(best.fits(r, q, 0.01) for r, q in told.items()):
             yield finding(QUESTION, "product", off, q, lines=lines)
         return

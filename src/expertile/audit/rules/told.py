@@ -132,7 +132,9 @@ def _scaling(row: Row) -> Iterator[Finding]:
     said = _MANY_MORE.search(row.text)
     times = float(said[1]) if said else ends[1] / ends[0] if len(ends) == 2 else 0.0
     shares = [q for q in row.of("percent") if "efficien" in q.words and q.exact]
-    scaled = [r for g in row.report.grids for r in g.rows if r.own.get("gpus") in ends]  # of a table's two rows
+    nodes = m and "node" in m[0]  # of a table's two rows
+    rows = [r for g in row.report.grids for r in g.rows]
+    scaled = [r for r in rows if (r.bare.get("nodes") if nodes else r.own.get("gpus")) in ends]
     scaling = any(re.search(r"(?i)scal|gpu|nodes?\b|ranks|devices|cards|parallel|workers", r.text) for r in near)
     for kind in ("ratio", *TYPED) if times and len(shares) == 1 and scaling else ():
         held = [q for r in (near if kind != "ratio" else [row]) for q in r.of(kind) if mid(q) and q.exact]
