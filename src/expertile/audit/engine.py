@@ -36,6 +36,7 @@ RULES = (
         shares.sparse_peaks,
         peaks.limits,
         peaks.rings,
+        peaks.slips,
         tables.columns,
         tables.proportions,
         laws.laws,

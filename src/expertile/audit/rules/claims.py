@@ -15,7 +15,7 @@ from expertile.audit.quantity import Quantity, quantities
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.told import may_be
 
-_MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk)"
+_MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk|size of (?:the|all|its) )"
 _AFTER = regex(rf"(?i)\W*(?:(?:the|in|of|lower|less|fewer|reduction)\W+)*{_MEMORY}")
 _LESS = regex(r"(?i)\W*(?:less|smaller|fewer|lower)\b")
 _SHRUNK = regex(r"(?i)(?:compress|shrink|shrank|reduc|sav|smaller|cut|footprint)[^.;]{0,40}$")

@@ -16,6 +16,7 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import Interval, exact
 from expertile.audit.pattern import regex, says
 from expertile.audit.report import Report, Row
+from expertile.audit.rules.hardware import gpu_counts
 from expertile.audit.rules.named import Named, named
 from expertile.audit.rules.published import ASK, FORMULAS, FUNCTIONS, HOLDS, Formula
 
@@ -194,7 +195,10 @@ def _in_grid(row: Row) -> bool:
 
 
 def _of_device(row: Row, name: str) -> tuple[Named, int] | None:
-    """What the row's GPU has of warps, blocks and shared memory."""
+    """What the row's GPU has of warps, blocks and shared memory; the memory of all GPUs."""
+    if name == "gpu_memory" and row.devices:
+        held = max(gpu_counts(row)) * max(d.memory_bytes for d in row.devices)
+        return Named("", "bytes", exact(held), si(held, "B"), 0, row), 0
     if name not in ("warps_per_sm", "smem_per_sm", "issue_slots"):
         return None
     told = {(int(a), int(b)) for a, b in re.findall(r"\b(?:cc|compute capability:?) +(\d+)\.(\d)\b", row.report.text)}

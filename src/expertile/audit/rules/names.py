@@ -166,6 +166,7 @@ NAMES = {
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
     "longest": Name("n", "(?!)", rf"(?i)concurrency for {_N} tokens"),
     "concurrency": Name("ratio", r"tokens per request"),
+    "request_cache": Name("bytes", "(?!)", r"(?i)\b(?:request|sequence) (?:takes|needs|uses|holds)\b"),
     "ttft": Name("time", r"ttft", r"(?i)\bttft\b|time to (?:the )?first token"),
     "tpot": Name("time s_per_token", r"tpot|itl", r"(?i)\b(?:tpot|itl)\b|inter-token"),
     "e2e": Name("time", r"e2e(?: latency| time)?|(?:total|request) latency", r"(?i)\be2el?\b|end[- ]to[- ]end"),

@@ -223,6 +223,18 @@ def rings(report: Report) -> Iterator[Finding]:
             yield finding(QUESTION, "link", message, t, b, port)
 
 
+def slips(report: Report) -> Iterator[Finding]:
+    """A time at so many bits a second that the report's only bytes take at as many bytes."""
+    sizes = {b.value.mid: b for r in report.all_rows for b in r.of("bytes") if b.value.mid}
+    lines = [r for r in report.lines_of_text if len(sizes) == 1 and r.of("bandwidth") and not r.of("bytes")]
+    for two in (p for r in lines for p in itertools.pairwise(r.quantities)):
+        (q, t), (b,) = sorted(two, key=lambda x: x.kind), sizes.values()
+        bits = (q.kind, t.kind) == ("bandwidth", "time") and re.search("b(?:it|ps|/s)", q.text)
+        if bits and t.value.width < 0.2 and (q.value * t.value * 8).meets(b.value, 0.02):
+            message = f"{b.text} at {q.text} take {si(b.value.mid / q.value.mid, 's')}, not {t.text}: bits or bytes?"
+            yield finding(QUESTION, "unit", message, t, q, b)
+
+
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
     part, link = _part_of(row, q, own), False
     unknown = row.kind == "line" and not _parts(own) and len(_parts(row.text)) > 1

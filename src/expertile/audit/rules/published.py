@@ -131,6 +131,7 @@ FORMULAS = (
     Formula("tokens/s", "output_rate = tokens_out / benchmark_time", far=0.05, reach="block"),
     Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", far=0.05, reach="block"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
+    Formula("memory", "request_cache <= gpu_memory / concurrency", sure=ASK, unless="offload"),
     Formula(
         "latency",
         "e2e = ttft + (output_tokens - 1) * tpot | ttft + output_tokens * tpot",

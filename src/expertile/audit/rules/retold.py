@@ -133,17 +133,22 @@ def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
     """ "338 ms" of a row that has 338.0 µs."""
     for q in (q for q in row.of(*TYPED) if q.exact and q.plain.width < 0.02 and not _CALLS.search(row.text)):
         cells = [c for g in grids for r in g.rows for c in r.of(q.kind) if mid(c) and c.column in g.columns(q.kind)]
-        if not any((c.plain * k).meets(q.plain) for g in grids for r in g.rows for c in r.of(q.kind) for k in _SLIPS):
-            continue
         rest = [mid(x) for x in row.of(q.kind) if x is not q]
         if any(q.value.meets(x, 0.005) for a, b in itertools.combinations(rest, 2) for x in (abs(a - b), a + b)):
             continue  # its sentence makes it
         held = [c for g in grids for r in _named(g, row, row.clause(q)) for c in r.of(q.kind) if mid(c)]
         held = cells if len(cells) < 9 and not held else held
         slips = [c for c in held for k in _SLIPS if (c.plain * k).meets(q.plain) and c.plain.width < 0.02]
-        for slip in slips[:1] if not any(c.value.meets(q.value, 0.015) for c in cells) else ():
+        slips = slips if not any(c.value.meets(q.value, 0.015) for c in cells) else []
+        for slip in (slips or [c for c in cells if q.kind == "bandwidth" and _in_bits(c, q)])[:1]:
             message = f"line {slip.line} has {si(mid(slip), UNIT_OF.get(q.kind, ''))}, not {q.text}: in which unit?"
             yield finding(QUESTION, "unit", message, q, slip)
+
+
+def _in_bits(a: Quantity, b: Quantity) -> bool:
+    """Whether two figures have the same digits, the one in bits, the other in bytes."""
+    off = mid(a) / mid(b)
+    return abs(digits(a) / digits(b) - 1) < 0.003 and min(abs(off / 8 - 1), abs(off * 8 - 1)) < 0.01
 
 
 def _other_figure(row: Row, q: Quantity, cells: list[Quantity], named: list[Row], heading: bool) -> Iterator[Finding]:

@@ -62,10 +62,8 @@ WRITTEN = regex(
     r"(?:[=→:,(~≈]|->|that is|i\.e\.|or|which is)\W*$"
 )
 # Models of which not every parameter is used, or not as often as 6·N says.
-SPARSE = regex(
-    r"(?i)\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|lora|frozen|vision|vit\b|diffusion|\bactive|distill|"
-    r"offload|spars|gpt-?oss|deepseek"
-)
+_PARTLY = regex(r"(?i)lora|frozen|vision|vit\b|diffusion|distill|offload|spars|prun")
+SPARSE = regex(rf"{_PARTLY.pattern}|\bmoe\b|mixture|mixtral|\d+x\d+b|a\d+(?:\.\d+)?b\b|\bactive|gpt-?oss|deepseek")
 _DRAFTED = regex(
     r"(?i)speculat|drafte|\bdraft(?:s|ing)? (?:model|token|head|step|len)|draft[:=] |medusa|eagle|lookahead"
 )
@@ -200,9 +198,9 @@ def terms(row: Row) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def _whole(row: Row, text: str) -> bool:
-    """Whether every parameter is used once for each token."""
-    return not any(says(form, of) for form, of in ((SPARSE, text), (_DRAFTED, row.words)))
+def _whole(row: Row, text: str, held: bool = False) -> bool:
+    """Whether every parameter is used once for each token, or `held`."""
+    return not any(says(form, of) for form, of in ((_PARTLY if held else SPARSE, text), (_DRAFTED, row.words)))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -211,12 +209,12 @@ def parameters(row: Row, held: bool = False) -> float | None:
     if held and (m := re.search(r"(?i)\btotal param\w*[ _]\(?b\)?: ?(\d[\d.]*)", row.text)):
         return float(m[1]) * 1e9
     column = [q.value.mid for q in row.of("params") if row.kind == "table" and "param" in q.label.lower()]
-    if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text):
+    if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text, held):
         return column[0]
     for text in (row.text, row.headings, row.report.text):
         if found := _models(text):
             # "7B" and "7.24 B parameters" are one.
-            one = max(found) < 1.1 * min(found) and _whole(row, text)
+            one = max(found) < 1.1 * min(found) and _whole(row, text, held)
             return max(found, key=lambda n: found[n]) if one else None
     return None
 

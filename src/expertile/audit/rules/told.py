@@ -35,6 +35,7 @@ _THAN = regex(r"(?i)\b(?:than|over|vs)\b")
 _LESS = regex(r"(?i)drop|\bdown\b|(?<!all)(?<!all[-_ ])reduc|decreas|\bless|lower|sav|\bcut|fell|shr[aiu]nk")
 _BY = regex(r"(?i)\bby\W*$")
 _ROSE = regex(r"(?i)\b(?:rose|ris|increas|grew|went up|climb)[^.;]{0,24}\bby\W*$")
+_GAIN_OF = regex(r"(?i)\b(?:improvement|gain|increase|speed-?up) of\W*$")
 _NO_RATIO = regex(
     r"(?i)peak|utili|efficien|accuracy|recall|confidence|error|sparsity|occupancy|of (?:the )?(?:total|time|runtime)"
 )
@@ -42,8 +43,9 @@ _SHARES_OF = regex(
     r"(?i)(?:percent(?:age)?|%|shares?|fractions?) of (?:the |its |their )?(?:\w+ )?(?:rate|peak|limit)\b[^.]*:(?: |$)"
 )
 APART = regex(
-    r"(?i)\bcould|\bwould|theor|expect|claim|paper|(?<!\d )report(?:ed|s) |vendor|\bspec(?!ial|ul)|ideal|earlier|previ|"
-    r"elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|for example|e\.g\.|percentage point"
+    r"(?i)\bcould|\bwould|theor|(?<!as )(?<! we )(?<! I )expect|claim|paper|(?<!\d )report(?:ed|s) |vendor|ideal|"
+    r"\bspec(?!ial|ul)|earlier|previ|elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|"
+    r"for example|e\.g\.|percentage point"
 )
 _OF_OTHER = regex(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
 _WORD = regex(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
@@ -184,7 +186,7 @@ def change_of(row: Row, q: Quantity, sure: bool, last: int) -> str:
     head, tail = row.text[: q.start], row.text[q.end :]
     if q.kind == "percent" and re.match(r"\W*(?:slower|longer|more|higher)\b", tail):
         return "gain"
-    if q.kind == "percent" and re.match(r"\W*(?:faster|quicker|speed-?\s?up)\b", tail):
+    if q.kind == "percent" and (re.match(r"\W*(?:faster|quicker|speed-?\s?up)\b", tail) or _GAIN_OF.search(head)):
         return "change" if q.value.mid > 1 else ""  # of "310 % faster" it asks whether 3.1 times as fast is meant
     by, less = _BY.search(head) or _CHANGE.search(tail), _LESS.search(head[-last:] + tail[:12])
     close = not sure or _LESS.search(head[-16:] + tail[:12])

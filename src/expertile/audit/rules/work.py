@@ -18,6 +18,9 @@ _SEVERAL = regex(r"group(?:ed)?[ _-]?(?:gemm|mm|size)|batched|\bbmm\b")
 _OTHER = regex(r"attention|softmax|_?norm|qo_|\bkv_|[qkv]\.shape|(?<![a-z])moe(?![a-z])|quantiz|transpose|copy")
 _ATTENTION = regex(r"attention|\bfa[23]?\b|sdpa|flash|mha|gqa")
 _FULL = regex(r"non-?causal|causal ?[=:] ?(?:false|no|0)\b|no causal")
+_HALVED = regex(
+    r"(?:/ ?2|by (?:2|two)|hal[fv]\w*)\b[^.\n]{0,24}\bcausal|\bcausal\b[^.\n]{0,24}(?:/ ?2|by (?:2|two)|hal[fv])"
+)
 # Multiply-adds as one, 2^30 for 10^9, several passes; backward passes and masks.
 PLAIN = (1.0, 0.5, 1 / 1.0737, 1 / 1.0995, 1.0737, 1.0486, 1.024, 4.0)
 CAUSAL = (2.0, 2.5, 3.0, 3.5, 1.25, 1.75, 1.5)
@@ -104,9 +107,10 @@ def work_of(row: Row) -> Term | None:
     def sizes(*names: str) -> list[Size]:
         found = [s for name in names if (s := row.size(name))]
         lines = [s.line for s in found]
-        # Of a log's lines far apart each may be another run's.
+        # Of a log's lines far apart each may be another run's, but what the report says once.
         log = row.report.blocks[row.block].kind == "code"
-        apart = log and max(lines, default=0) - min(lines, default=0) > 12
+        told = [s.line for name in names if (s := row.size(name)) and len(row.report.everything.of(name)) > 1]
+        apart = log and max(told, default=0) - min(told, default=0) > 12
         shape = row.report.nearest(row.block, "tuples", row.line) if log else None
         far = shape is not None and any(n < shape[0] < row.line for n in lines)  # another shape stands between
         found = [replace(s, near=False) for s in found] if far else found
@@ -130,8 +134,10 @@ def work_of(row: Row) -> Term | None:
         lettered or _ATTENTION.search(words) or re.search(r"\bcausal\b", words)
     ):
         b, h, length, d = (size.value for size in of)
-        masked = row.bare.get("causal")  # a column says which rows are
-        also = PLAIN if masked is not None else conventions(words, (), not _FULL.search(words))
+        masked = row.bare.get("causal")  # a column says which rows are, or a log's line, where the text halves them
+        said = re.findall(r"causal ?[=:] ?(true|false|yes|no|[01])", row.lead.lower())
+        masked = float(said[-1] in ("true", "yes", "1")) if said and _HALVED.search(row.report.text) else masked
+        also = conventions(words if masked is None else text, (), masked is None and not _FULL.search(words))
         half, formula = (0.5, "2") if masked == 1 else (1.0, "4")
         formula += f"·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
         near, lines = all(x.near for x in of), tuple(x.line for x in of)
