@@ -315,12 +315,6 @@ def test_a_table_of_one_row_is_judged_where_all_sizes_are_named(rate, accused):
     assert len(audit_text(text).accusations) == accused
 
 
-MODEL = "| Config | Hidden | FFN | Top-K |\n|-|-|-|-|\n| big | 4096 | 14336 | 2 |\n| tiny | 512 | 1024 | 2 |\n"
-RUN = (
-    "# On an RTX 4090, bf16 and int4\n\n| name | Latency |\n|-|-|\n| Triton | ~{} ms |\n\n# Models\n\n"
-    + MODEL
-    + "\nrun.py --config big --batch 16 --seq 512\n"
-)
 MOVED = "# Softmax on a V100\n\n| size | time (ms) |\n|-|-|\n| 4096x4096 | {} |\n\n# Bytes\n\nMatrix: 4096×4096\n\n- Total traffic: 402.7 MB\n"  # noqa: E501
 SIZES = "In bf16 first.\n\n# Sizes\n\n| name | Memory |\n|-|-|\n| naive | 3.7 GB |\n| INT4 | {} GB |\n"
 LINK = "One A100 on PCIe 4.0 x16.\n\n| what | GB/s |\n|-|-|\n| H2D | {} |\n"
@@ -350,7 +344,6 @@ ASKED = [
         "8.10 ms | 1060",
         "11.5 ms | 747",
     ),
-    ("bound", RUN, "4.5", "12"),
     ("tokens/s", "The run took 183.4 s.  It made 241,300 tokens, {} tokens/s.", "1,613", "1,316"),
     ("energy", "Each of the four cards drew 700 W for 10 hours, {} kWh in all.", "38", "28"),
     ("memory", "Adam keeps 16 bytes per parameter. For a 7B-parameter model that is {} GB.", "172", "112"),

@@ -86,7 +86,6 @@ _TRAILING_KEY = regex(
 _OF_MANY = regex(r"(?i)(?:\bcost|price|\$|€|usd|energy|joules)\W{0,2} (?:/|per) ?$")  # "cost per 1M tokens: $0.63"
 _AND = regex(r"(?: \([^()\d]*\))?,? and ")  # "at least 54 ms (A) and 27 ms (B)"
 _TO = regex(r" ?(?:to|→|->|vs\.?|instead of|against|and|or) ?(?:about |~)?")
-_THINGS_OF = regex(r"\b(?!average|mean|length)[a-z]{3,} of $")  # "four evaluations of 6 min each"
 _PER = regex(
     r"(?i)(?:\bper|\b(?:for )?(?:each|every|one|a single|a(?= million| token)))[ -](?P<million>million |1 ?M |1?[MK] |"
     r"thousand )?(?:(?P<device>gpu|device|card|chip)|(?:(?:output|generated|input|training) )?(?P<noun>token|image|"
@@ -214,8 +213,6 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         name = (key["key"] or key.groupdict().get("rate") or "" if key else "").strip()
         priced = text[m.start() - 1 : m.start()] == "€"
         by_key, own = cell if first else unit_of_name(name), _unit_at(text, m.end())
-        if own and by_key and re.match(r"\s*:\s*[\d.]", text[own[1] :]):
-            own = None  # "iter time (s): 5.32 samples/sec: 24.05"
         by_key = by_key or (Unit("ratio", 1.0, 1.0) if key and re.search(r"(?i)speed-?[ _]?up", name) else None)
         if priced and not (by_key and by_key.kind.startswith("$/")):  # "€2.40 per GPU-hour", "€9,523"
             unit, length = match_unit("USD" + text[m.end() : m.end() + 40]) or (NO_UNIT, 3)
@@ -223,8 +220,6 @@ def quantities(text: str, line: int, cell: Unit | None = None) -> list[Quantity]
         if own and own[0].kind in ("tokens", "time") and re.match(r" each\b", text[own[1] :]):
             kind = {"tokens": "token/item", "time": "s_per_item"}[own[0].kind]
             own = replace(own[0], kind=kind, noun=""), own[1]
-            if _THINGS_OF.search(before) or re.search(r"\d [a-z]+s, $", before):
-                own = replace(own[0], noun="other"), own[1]  # "1,200 clips, 10 s each"
         if own and own[0].kind == "money" and found and found[-1].kind == "gpu*s" and _AT_PRICE.fullmatch(before):
             own = replace(own[0], kind="$/gpu*s", low=own[0].low / 3600, high=own[0].high / 3600), own[1]
         if own and (per := _PER.search(before)):  # "per request that is 7 J"

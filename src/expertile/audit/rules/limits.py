@@ -26,7 +26,6 @@ from expertile.audit.rules.hardware import (
 )
 from expertile.audit.rules.terms import IF, SPARSE, parameters, terms, weights
 from expertile.audit.rules.told import words_near
-from expertile.audit.rules.work import Term, largest_run
 from expertile.device import DTYPES
 
 # A figure that is no measurement of dense work by one run.
@@ -85,7 +84,6 @@ _RESIDENT = regex(
     r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|on.chip|"
     r"cache.resident|in.cache|fits? in (?:the )?l2"
 )
-_IN_CACHE = regex(r"(?i)(?<!not )\b(?:l2|cache)[ -]resident")
 _PROMPT = regex(
     r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|(?:prompts?|contexts?|inputs?) of (\d[\d,]*) tokens|"
     r"(\d[\d,]*)(?:[ -]tokens?)? (?:in the |long )?(?:prompts?|prefill)\b"
@@ -129,12 +127,11 @@ class Demand:
 
 def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
-    largest = largest_run(report)
     for row in (r for r in report.all_rows if r.quantities):
         others = (
             f(row) for f in (_moved_each, _moved, _worked, _by_intensity, _generated, _swept, _updated, _prompted)
         )
-        for d in itertools.chain(_stated(row), _computed(row, largest), *others):
+        for d in itertools.chain(_stated(row), _computed(row), *others):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
             if over > (d.slack or slack):
@@ -212,22 +209,21 @@ def _memory(row: Row, q: Quantity, count: float, one_part: bool) -> Iterator[Dem
         yield Demand(q, "bandwidth", q.value, q.text, "memory bandwidth", ask, certain, (), count, slack)
 
 
-def _computed(row: Row, largest: Term | None) -> Iterator[Demand]:
+def _computed(row: Row) -> Iterator[Demand]:
     """The work of the row's sizes in each of its times."""
     whole, count = row.report.everything.of("formats"), max(gpu_counts(row))
     times = [q for q in row.of("time") if row.devices and q.value.hi > 0 and not _NO_RUN.search(q.words)]
     own = row.facts.of("formats")
     told = len(own) == 1  # "dgemm n=4096" is of one format, and of square matrices
     held = (t for t in terms(row) if t.kind == "flop" and not t.figure and (t.named or (told and t.near)))
-    work = next(held, None) if times else None
-    guess = largest if times and not work and row.kind == "table" and not row.own else None
     # A part of a profile is of something else; a named step of it may be another operation.
     part = any(not SHARE.search(p.words) for p in row.of("percent") if p.text[0] not in "+-−")
     other = part or re.search(r"conv|spars|winograd|layer|epoch|training", row.words)
-    for t in filter(None, (work, guess)) if not other and (row.kind != "line" or len(times) == 1) else ():
+    t = next(held, None) if times and not other and (row.kind != "line" or len(times) == 1) else None
+    if t:
         formats = own if not t.named else tuple(f for f in whole if t.near or f != "int4")  # INT4 is a weight's
         sure = t.near and t.named and bool(_WHOLE.search(row.label if row.kind == "table" else row.text))
-        for q in (q for q in times if q.exact or t is guess):
+        for q in (q for q in times if q.exact):
             rate = t.value * (0.5 if 3.5 in t.also else 1.0) / q.value
             if rate.mid < 100 * fastest(row, formats)[0] * count:  # else of something else
                 text, ask = f"{t.text} in {q.text}", "is this the time of that shape?"
@@ -259,7 +255,7 @@ def _moved_each(row: Row) -> Iterator[Demand]:
     """Traffic of each run, in a table's column, in the one time of its row; with cold caches, what is called read, or a
     KV cache, in every time, other columns in the time that is named as they are ("fp16 MB", "fp16 us")."""
     text = re.sub(r"kv[ -]?cache|cache (?=\(m)", "kv ", f"{row.text.lower()} {row.headings}")  # what a KV cache holds
-    if row.kind != "table" or not row.devices or _CACHED.search(text) or _IN_CACHE.search(row.lead):
+    if row.kind != "table" or not row.devices or _CACHED.search(text):
         return
     all_read = _says(row.report, _READ_ALL)
     cold, decode = _says(row.report, COLD) or all_read, _says(row.report, "decod")

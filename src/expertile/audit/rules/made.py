@@ -58,7 +58,6 @@ class Made:
     also: tuple[float, ...] = ()
     counts: dict[int, list[float]] = field(default_factory=dict)
     direct: bool = True
-    free: bool = False
     off: float = 1.0  # by which power of a thousand every row is off
 
     @property
@@ -336,9 +335,8 @@ def shares(grid: Grid, target: int, targets: Cells, sources: list[Source]) -> It
         stated |= {printed(of[1]).mid * unit.low} if of and unit else set()  # "% of 362"
         known = (*stated, *(x for d in devices for x in (peaks_of(d) if s.kind == "rate" else (d.memory_bps,)) if x))
         found = odd_ones([s.cells[r].value / targets[r].plain for r in rows], known)
-        if found and len(found[1]) < 2:
+        if found and len(found[1]) < 2 and (found[0] in known or len(rows) > 3):
             of_peak = {r: combine(s.cells[r], replace(ONE, value=exact(found[0])), -1) for r in rows}
             cells = {r: replace(t, text=f"{s.cells[r].text} of the others' peak") for r, t in of_peak.items()}
-            free = found[0] not in known and len(rows) < 4
             also = tuple(found[0] / x for x in known)
-            yield Made(f"share of {s.name}", "share of peak", cells, {}, also, free=free)
+            yield Made(f"share of {s.name}", "share of peak", cells, {}, also)

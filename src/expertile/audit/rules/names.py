@@ -22,12 +22,10 @@ _OPTIMIZER = r"(?:optimi[sz]er |train(?:ing)? |gradient )?"
 _SIZE = r"(?: size| degree| world size)?"
 _BATCH = r"(?:train )?batch(?: size)?"
 _PARALLEL = r"(?: model)? parallel(?:ism)?"
-_RUN = r"(?:iter(?:ation)?|launche?|call|sweep|repeat|run|(?:time ?)?step)"
 _PASS = r"(?:target |verif\w+ |forward |decod\w+ )?(?:step|pass|round|verif\w*|forward|iteration|cycle)"
+_ERROR = r"(?: err(?:or)?| diff)?"
 _ACCURACY = r"(?: acc(?:uracy)?)?"
 _TOKENS_S = r"tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?"
-_REQUESTS = r"(?: (?:req|requests)/s| rps| qps)?"
-_ERROR = r"(?: err(?:or)?| diff)?"
 NAMES = {
     # how a model is trained
     "tp": Name("n", rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
@@ -93,8 +91,6 @@ NAMES = {
     ),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
-    "tokens": Name("n", r"(?:num |n )?tokens"),
-    "step": Name("n", r"step|iter(?:ation)?"),
     # models
     "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
     "kv_token": Name("bytes n B/token", r"kv(?: cache)?(?: size)?(?: (?:bytes|kib|kb))?(?: per|/) ?tok(?:en)?"),
@@ -103,18 +99,6 @@ NAMES = {
     ),
     "kv_sequences": Name("n", r"(?:max )?(?:num )?(?:sequences|seqs|concurrent requests)"),
     "kv_cache": Name("bytes", r"kv(?: cache)?(?: (?:total|size|memory))?(?: [gmt]i?b)?"),
-    "layers": Name("n", r"(?:arch |model |n |num )*(?:hidden )?layers?", rf"{_N} (?:transformer |decoder )?layers\b"),
-    "hidden": Name(
-        "n",
-        r"(?:arch |model )?(?:d model|hidden(?: size| dim)?|n embd|width)",
-        rf"(?i)\b(?:hidden(?: size| dim\w*)?|width|d_model)(?: of| is| =|:)? {_N}\b",
-    ),
-    "ffn": Name("n", r"(?:arch |model )?(?:d ff|ffn(?: dim| hidden size)?|intermediate size)"),
-    "vocab": Name(
-        "n",
-        r"(?:arch |model )?(?:n )?vocab(?:ulary)?(?: size)?",
-        rf"(?i)vocab\w*(?: size)?(?: of| is| has|:)? {_N}|\b{_N}[ -](?:entr(?:y|ies)|tokens?|words?)(?: in \w+)? vocab",
-    ),
     "experts": Name(
         "n", r"experts", rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:\w+ )?(?:gpu|rank|device|card|node))"
     ),
@@ -234,15 +218,10 @@ NAMES = {
     "matrix_cols": Name("n", r"cols|columns"),
     "nonzeros": Name("n", r"nnz|non ?zeros"),
     "density": Name("n percent", r"density"),
-    "latency": Name("time", "(?!)", r"(?i)latency"),
-    "bandwidth": Name("bandwidth", "(?!)", r"(?i)deliver|bandwidth|memory|dram|hbm"),
     "max_allocated": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?allocated(?: memory)?"),
     "max_reserved": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?reserved(?: memory)?"),
     "allocated": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?allocated(?: memory)?"),
     "reserved": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?reserved(?: memory)?"),
-    "count": Name("n", rf"(?:num(?:ber of)? )?{_RUN}s"),
-    "each": Name("time s_per_item", rf"{_MEAN}(?: time)? per {_RUN}|{_MEAN} time|(?:time|[mun]?s) per {_RUN}"),
-    "whole": Name("time", r"total(?: time)?|total \w+ time"),
     "wavefronts": Name("n", r"(?:shared )?(?:load |store )?wavefronts"),
     "requests": Name("n", r"(?:shared )?(?:load |store )?requests"),
     "conflicts": Name("n", "(?!)", r"(\d+(?:\.\d+)?)-way bank conflict"),
@@ -273,7 +252,6 @@ NAMES = {
     "deletions": Name("n", r"del(?:etion)?s?"),
     "insertions": Name("n", r"ins(?:ertions?)?"),
     "words": Name("n", r"(?:n |num )?(?:ref(?:erence)? )?words|n ref"),
-    "elements": Name("n", r"(?:num |n |total )?elements|numel"),
     "mean_power": Name(
         "power",
         rf"{_MEAN} (?:gpu |board )?(?:power|draw)(?: draw)?|power draw average",
@@ -303,19 +281,11 @@ NAMES = {
     "hit_share": Name("n percent", r"(?<!byte )hit (?:rate|ratio|share|fraction)", most=1.0),
     "accepted": Name("n", r"accepted(?: draft)?(?: tokens)?"),
     "proposed": Name("n", r"(?:drafted|proposed|draft)(?: tokens)?"),
-    "passed": Name("n", r"passed|succeeded|successful"),
-    "failed": Name("n", r"failed|failures"),
-    "pass_share": Name("n percent", r"(?:pass|success) (?:rate|ratio|share)", most=1.0),
     "top_1": Name("n percent", rf"(?:top ?|(?:pass|recall|acc|hits?)@)1{_ACCURACY}"),
     "top_5": Name("n percent", rf"(?:top ?|(?:pass|recall|acc|hits?)@)(?:5|10){_ACCURACY}"),
-    "goodput": Name("items_per_s n", rf"(?:request )?goodput{_REQUESTS}"),
-    "served": Name("items_per_s n", rf"(?:completed|achieved|served|(?:request )?throughput){_REQUESTS}"),
     "measured": Name("rate bandwidth", r"measured|achieved|actual|observed"),
     "roof": Name("rate bandwidth", r"roof(?:line)?|ceiling|bound|attainable"),
-    "kv_heads": Name("n", r"(?:num )?(?:kv|key value) heads", rf"(?i){_N} KV[ -]heads"),
-    "head_dim": Name("n", r"head (?:dim|size)", rf"(?i)head[ _-](?:dim(?:ension)?|size)(?: of|:| =)? {_N}"),
     "mean_error": Name("n", rf"(?:mae|mean abs(?:olute)?){_ERROR}"),
     "square_error": Name("n", r"rmse|(?:rms|root mean square) err(?:or)?"),
     "most_error": Name("n", rf"(?<!tolerance )(?:max abs(?:olute)?|linf){_ERROR}"),
-    "user": Name("time", r"user"),
 }

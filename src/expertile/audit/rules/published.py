@@ -91,18 +91,6 @@ FORMULAS = (
         unless="label.smooth|per.byte|per.word|z.loss|aux|moe",
     ),
     # Models.
-    Formula(
-        "parameters",
-        "params = "
-        + " | ".join(
-            f"layers * (4 * hidden * hidden + {m} * hidden * ffn) + {e} * vocab * hidden"
-            for m in (2, 3)
-            for e in (0, 1, 2)
-        ),
-        sure=ASK,
-        slack=0.02,
-        unless="moe|expert|kv.head|key.value|lora|encoder|vision|head.dim",
-    ),
     Formula("parameters", "active = all_params - routed * (1 - topk / experts)", sure=ASK, slack=0.04),
     # Of a peak with its unit and without.
     Formula("MFU", "mfu = gpu_flops / 1000000000000 / peak_flops", sure=ASK, slack=0.03, reach="block"),
@@ -169,9 +157,7 @@ FORMULAS = (
     # Parts are no more than the whole, nor a mean more than its root mean square, nor that more than the greatest.
     Formula("ratio", "hit_share = hits / (hits + misses) | hits / lookups", reach="block"),
     Formula("ratio", "acceptance = accepted / proposed", reach="block"),
-    Formula("ratio", "pass_share = passed / (passed + failed)", reach="block"),
     Formula("order", "top_1 <= top_5", reach="block"),
-    Formula("order", "goodput <= served", reach="row"),
     Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
     Formula("order", "mean_error <= square_error", reach="block"),
     Formula("order", "square_error <= most_error", reach="block"),

@@ -279,8 +279,6 @@ def _one_run(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
     if batch and any(f.noun in ("step", "it", "iteration") or re.search("(?i)step", f.label) for f in each):
         return False  # which is no sample
     batched = nouns == {"step", "sample"} and row.size("batch") and not steps
-    if steps and batch:
-        return False  # a batch is of samples
     return (len(nouns) < 2 or bool(batched)) and all(same_statistic(x, y) for x, y in itertools.combinations(labels, 2))
 
 

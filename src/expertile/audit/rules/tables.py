@@ -271,10 +271,10 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
             yield finding(QUESTION, "product", off, q, lines=lines)
         return
     one, whole_of = best.name.endswith("1x"), best.name.endswith(("of the sum", "of the total"))
-    if score < 3 and (best.free or not (best.direct or one or whole_of or kind == "ratio")):
+    if score < 3 and not (best.direct or one or whole_of or kind == "ratio"):
         return
     # One row that agrees is enough beside one that does not, where nothing else can be meant.
-    only = best.direct and not best.free and (not quotient or any(len(grid.columns(k)) == 2 for k in TYPED))
+    only = best.direct and (not quotient or any(len(grid.columns(k)) == 2 for k in TYPED))
     if score < 2 and not (len(told) == 2 and (only or (ones and one))):
         return
     good = exactly(best, told)
@@ -282,15 +282,14 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         return  # it suits the rows roughly; rates that are all alike suit any of them so
     # Where the rows agree to their last digit, so must every other.
     slack = 0.01 if score >= 3 and good >= score else ODD / 2 if good >= score > 1 else ODD
-    digits = good > 3 and good >= score - 1 and not best.free  # all rows but one agree to the last
+    digits = good > 3 and good >= score - 1  # all rows but one agree to the last
     least = 0.04 if score > 2 or slack < ODD else 0.1
-    slack = slack if quotient else 0.015 if digits else 0.15 if best.free else max(slack, least)
+    slack = slack if quotient else 0.015 if digits else max(slack, least)
     rivals = [m for s, m in scored if (score < 2 or m.direct or s > 1) and m is not best and m.direct == best.direct]
     # A rate named as its time is ("ours (us)", "ours (TFLOP/s)") is of no other time.
     own = set() if quotient else _named(grid.header[index]) & _named(best.name)
     rivals = [m for m in rivals if not own or own & _named(m.name)]
     odd = [r for r in told if r in best.cells and not best.fits(r, targets[r], slack)]
-    ask = best.free or len(odd) > 1  # of one error, one row
     for r in odd:
         # Another baseline of the same table may be meant in this row.
         other = any(r in m.cells and m.fits(r, targets[r], 0.0) for m in rivals)
@@ -301,7 +300,7 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         # Where all others agree to the last digit, another convention in this row is asked about.
         excused = best.excused(r, targets[r])
         if not other and (not excused or (good >= score > 2 and len(odd) == 1)):
-            yield _broken(best, targets[r], r, ask or excused)
+            yield _broken(best, targets[r], r, len(odd) > 1 or excused)  # of one error, one row
     mean = sum(t.value.mid for t in targets.values()) / len(targets)
     for r, row in enumerate(grid.rows) if quotient else ():
         s = cells[r] if row.summary and r in best.cells else None

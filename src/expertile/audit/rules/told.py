@@ -47,7 +47,6 @@ APART = regex(
     r"\bspec(?!ial|ul)|earlier|previ|elsewhere|other|=0\b|disabled|turned off|goal|should(?! not)|\bmay\b|if we|"
     r"for example|e\.g\.|percentage point"
 )
-_OF_OTHER = regex(r"\W*of (?:the |its |our )?(?:throughput|bandwidth|performance|memory|power|quality|accuracy)\b")
 _WORD = regex(r"[a-z0-9](?:[a-z0-9.+_-]*[a-z0-9+])?")
 _PARTIAL = regex(r"(?i)sav|differ|delta|reduc|overhead")
 _UNITS = r"(?:\w+ )?(?:gpus?|nodes?|cards?|devices?|ranks?)\b"
@@ -228,8 +227,6 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         listed = len({kinds[0], *kinds[1::2]}) == 1 and not {*kinds[2::2]} - {"ratio", "percent"}
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
-        if several and _OF_OTHER.match(tail) and all(of[0].kind in TIMES for of in several):
-            continue
         if not sure and all(of[0].kind == "power" for of in several):
             continue  # caps, of which something else follows
         if not several or not (sure or bracket or _COMPARES.search(words_near(row, q, 32, 40))):

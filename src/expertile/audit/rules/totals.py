@@ -179,8 +179,6 @@ def _summary(grid: Grid, row: Row, body: list[Row]) -> Iterator[Finding]:
     bare = [q for q in bare if added or "." in q.text]
     for q in (*row.of(*((*_ADDS, *rates) if total else (*TYPED, "ratio", "percent"))), *bare):
         values = [v.plain for b in body if (v := b.figure(q.column, q.kind))]
-        if whole and not _TOTAL.search(label) and _NO_PART.search(q.label):
-            continue
         if len(values) != len(body) or not q.exact or not q.value.mid or q.text[0] in "+-−":
             continue
         if all(v.meets(q.plain) for v in values):

@@ -10,7 +10,7 @@ from expertile.audit.finding import Lines
 from expertile.audit.interval import Interval, exact
 from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Report, Row, Size
+from expertile.audit.report import Row, Size
 
 _GEMM = regex(r"gemm|matmul|mat-?mul|matrix[ -]mul|\bb?mm\b|cublas|cutlass|\blinear\b|tensor core")
 _NOT_GEMM = regex(r"attention|softmax|conv|fft|norm|transpose|reduc|spars|spmm|gemv|elementw|add\b|copy|sort|scan")
@@ -169,19 +169,6 @@ def _other_size(row: Row, of: list[Size]) -> bool:
     found = re.finditer(r"(?<![\w.,:-])\d{3,6}(?![\w%]|[.,:-]\d)", row.text)
     own = {s.value for s in of}
     return any(float(m[0]) not in own and not any(q.start <= m.start() < q.end for q in row.quantities) for m in found)
-
-
-def largest_run(report: Report) -> Term | None:
-    """The largest run ("--config mixtral --batch 16 --seq 512") of the one model of a table that any line runs."""
-    models = [r for g in report.grids for r in g.rows if {"hidden", "ffn", "topk"} <= r.own.keys()]
-    lines = [r for r in report.lines_of_text if models and {"batch", "seq"} <= r.facts.stated.keys()]
-    runs = [(m, r) for m in models for r in lines if {*m.label.lower().split()} & {*r.text.lower().split()}]
-    if len({m.line for m, _ in runs}) != 1:
-        return None
-    own, line = runs[0][0].own, runs[0][0].line
-    tokens, at = max((r.facts.of("batch")[0] * r.facts.of("seq")[0], r.line) for _, r in runs)
-    sizes = ((own["topk"] * tokens, at), (own["ffn"], line), (own["hidden"], line))
-    return product_of([Size(value, at, False) for value, at in sizes])
 
 
 def product_of(sizes: list[Size], also: tuple[float, ...] = (1.0,), named: bool = True) -> Term:
