@@ -135,9 +135,10 @@ def work_of(row: Row) -> Term | None:
     ):
         b, h, length, d = (size.value for size in of)
         masked = row.bare.get("causal")  # a column says which rows are, or a log's line, where the text halves them
-        said = re.findall(r"causal ?[=:] ?(true|false|yes|no|[01])", row.lead.lower())
-        masked = float(said[-1] in ("true", "yes", "1")) if said and _HALVED.search(row.report.text) else masked
-        also = conventions(words if masked is None else text, (), masked is None and not _FULL.search(words))
+        halved = masked is None and _HALVED.search(row.report.text)
+        said = re.findall(r"causal ?[=:] ?(true|false|yes|no|[01])", row.lead.lower()) if halved else []
+        masked = float(said[-1] in ("true", "yes", "1")) if said else masked
+        also = conventions(words if masked is None or said else text, (), masked is None and not _FULL.search(words))
         half, formula = (0.5, "2") if masked == 1 else (1.0, "4")
         formula += f"·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
         near, lines = all(x.near for x in of), tuple(x.line for x in of)
