@@ -164,7 +164,7 @@ def test_values_of_offs_on_the_cpu_are_always_checked(check):
 
 def test_what_is_no_tensor_is_named():
     a, b, offs = operands("ragged_m", torch.float32)
-    for bad in ({"a": None}, {"b": [1]}, {"bias": [1]}):
+    for bad in ({"a": None}, {"b": [1]}, {"bias": [1]}, {"offs": [4, 4, 13, 16]}, {"offs": offs.numpy()}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}: expected a torch.Tensor, got "):
             xt.grouped_mm(**{"a": a, "b": b, "offs": offs, **bad})
 

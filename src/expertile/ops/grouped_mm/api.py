@@ -52,6 +52,7 @@ def grouped_mm(
     if kind != "meta" and torch.is_autocast_enabled(kind):
         a, b, bias = _autocast(a, b, bias)
     if traced(a, b, offs, bias):
+        require_tensors({"offs": offs}, a=a)  # only here: what is no tensor is traced
         no_options(config=config, check=check)
         if a.is_meta:  # no value to look at, but the shapes
             Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
