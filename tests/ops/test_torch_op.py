@@ -1,4 +1,4 @@
-"""What torch's users rely on beside the forward pass: second derivatives, torch.func, the meta device, float64."""
+"""What torch's users rely on beside the forward pass: second derivatives, torch.func, float64."""
 
 import copy
 from functools import partial
@@ -247,27 +247,6 @@ def test_functional_second_derivatives_are_right_or_raise():
     layer = xt.MoE(hidden_size=6, intermediate_size=4, num_experts=5, top_k=2)
     with pytest.raises(RuntimeError, match="only the first derivative is there"):
         torch.func.grad(lambda x: torch.func.grad(lambda x: layer(x).sum())(x).square().sum())(torch.randn(3, 6))
-
-
-# ---- meta ----
-
-
-def test_meta_tensors_give_shapes_dtypes_and_errors():
-    a, b, offs = torch.empty(12, 5, device="meta"), torch.empty(3, 5, 4, device="meta"), OFFS.to("meta")
-    out = xt.grouped_mm(a.requires_grad_(), b, offs=offs, out_dtype=torch.bfloat16)
-    assert (out.shape, out.dtype, out.device.type) == ((12, 4), torch.bfloat16, "meta")
-    out.sum().backward()
-    assert a.grad.shape == a.shape
-    assert xt.grouped_mm(b, a.new_empty(3, 4, 6)[:, :, :2]).shape == (3, 5, 2)
-    with pytest.raises(ValueError, match="b: expected 5 rows"):
-        xt.grouped_mm(a, b.transpose(1, 2), offs=offs)
-    with torch.device("meta"):
-        layer = xt.MoE(hidden_size=6, intermediate_size=4, num_experts=5, top_k=2)
-    y = layer(torch.empty(2, 3, 6, device="meta"))
-    y.sum().backward()
-    assert y.shape == (2, 3, 6) and layer.gate_up.grad.shape == layer.gate_up.shape
-    for operator in (xt.softmax, xt.layer_norm, xt.rms_norm, xt.laplacian, lambda x: xt.add_scalar(x, 1.0)):
-        assert operator(a).shape == a.shape and operator(a).is_meta
 
 
 # ---- torch's names ----

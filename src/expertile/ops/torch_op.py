@@ -24,6 +24,12 @@ def traced(x: torch.Tensor, *beside: torch.Tensor | None) -> bool:
     return False
 
 
+def meta_alone(x: torch.Tensor) -> bool:
+    """Whether x, which is `traced`, lies on the meta device and nothing else looks on: its sizes are numbers, and a
+    description of it may ask for its address."""
+    return x.is_meta and type(x) in PLAIN and not is_compiling() and not _transforms_active()
+
+
 def no_options(**given: Any) -> None:
     """What is `traced` takes none of these options: ValueError for one that is neither None nor False."""
     for name, value in given.items():

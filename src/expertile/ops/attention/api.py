@@ -17,7 +17,7 @@ from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
 from expertile.ops.backend import device_of as _device
 from expertile.ops.checks import check_number
-from expertile.ops.torch_op import define, differentiable_eagerly, once_differentiable, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, meta_alone, once_differentiable, traced
 
 
 def attention(
@@ -83,6 +83,8 @@ def attention(
     arguments: Any = (q, k, v, *lengths, causal, scale, return_lse, backend)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if traced(q, k, v):
+        if meta_alone(q):  # no value to look at, but the shapes
+            Problem.from_tensors(q, k, v, *lengths, causal, scale)
         out, lse = call_forward(*arguments)
     elif needs_grad:
         out, lse = differentiable_attention(*arguments)

@@ -23,7 +23,7 @@ from expertile.ops.grouped_mm.choose import choose, choose_invariant, promising,
 from expertile.ops.grouped_mm.problem import ALL_DTYPES, Problem, described, in_standard_form, tf32_allowed
 from expertile.ops.grouped_mm.transfer import Rival
 from expertile.ops.measure import MEASURE, winner
-from expertile.ops.torch_op import Placements, define, no_options, traced
+from expertile.ops.torch_op import Placements, define, meta_alone, no_options, traced
 from expertile.timers import GraphTimer, sets_for
 
 
@@ -54,7 +54,7 @@ def grouped_mm(
     if traced(a, b, offs, bias):
         require_tensors({"offs": offs}, a=a)  # only here: what is no tensor is traced
         no_options(config=config, check=check)
-        if a.is_meta:  # no value to look at, but the shapes
+        if meta_alone(a):  # no value to look at, but the shapes
             Problem.from_descriptions(described(a), described(b), described(offs), described(bias), out_dtype)
         return operator(a, b, offs, bias, out_dtype, backend, batch_invariant)
     if check and kind == "cuda":  # on a CPU the values of offs are always checked

@@ -19,7 +19,7 @@ from expertile.ops.checks import require_tensors
 from expertile.ops.grouped_mm.problem import Layout, described
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, by_name, cuda_fp8
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, ScaledProblem
-from expertile.ops.torch_op import define, no_options, traced, without_gradient
+from expertile.ops.torch_op import define, meta_alone, no_options, traced, without_gradient
 from expertile.ops.weight_only_mm.fp8 import fp8_weight_only_mm
 
 
@@ -85,6 +85,8 @@ def scaled_grouped_mm(
     assert scale_b is not None
     if traced(a, b, bias):
         no_options(config=config, check=check)
+        if meta_alone(a):  # no value to look at, but the shapes
+            ScaledProblem.of(a, b, scale_a, scale_b, offs, bias, out_dtype)
         return operator(a, b, scale_a, scale_b, offs, bias, out_dtype, backend)
     request = AUTO if backend == "auto" and config is None else Request(backend, config)
     return _eager(a, b, scale_a, scale_b, offs, bias, out_dtype, request, check)

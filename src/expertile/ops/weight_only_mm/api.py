@@ -24,7 +24,7 @@ from expertile.ops.grouped_mm.api import plain_product
 from expertile.ops.grouped_mm.autograd import bias_gradient, laid_out
 from expertile.ops.grouped_mm.problem import described
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.torch_op import define, differentiable_eagerly, no_options, traced
+from expertile.ops.torch_op import define, differentiable_eagerly, meta_alone, no_options, traced
 from expertile.ops.weight_only_mm import dequantize
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
 from expertile.ops.weight_only_mm.problem import WEIGHT, Backend, DescribedWeight, Operands, WeightOnlyProblem
@@ -81,6 +81,8 @@ def weight_only_mm(
         a = a.to(scales if scales.is_floating_point else torch.get_autocast_dtype(a.device.type))
     if traced(a, w.packed, bias):
         no_options(config=config, check=check)
+        if meta_alone(a):  # no value to look at, but the shapes
+            WeightOnlyProblem.of(a, w, offs, bias, out_dtype)
         return operator(a, *w.parts, offs, bias, out_dtype, backend)
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True)

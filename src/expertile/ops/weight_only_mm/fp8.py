@@ -10,7 +10,7 @@ import torch
 from expertile.formats.quantized import QuantizedWeight
 from expertile.formats.weight_only import weight_of
 from expertile.ops.backend import AUTO, Request, by_backend
-from expertile.ops.torch_op import define, no_options, traced, without_gradient
+from expertile.ops.torch_op import define, meta_alone, no_options, traced, without_gradient
 from expertile.ops.weight_only_mm.api import forward
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
 
@@ -30,6 +30,8 @@ def fp8_weight_only_mm(
     """out[rows of group g] = (a ∘ scale_a)[rows of group g] @ ŵ[g]ᵀ (+ bias[g]), [M, N]; see `scaled_grouped_mm`."""
     if traced(a, w.packed, bias):
         no_options(config=config, check=check)
+        if meta_alone(a):  # no value to look at, but the shapes
+            WeightOnlyProblem.of(a, w, offs, bias, out_dtype, scale_a=scale_a)
         return operator(a, scale_a, *w.parts, offs, bias, out_dtype, backend)
     if check:
         WeightOnlyProblem.of(a, w, offs, bias, out_dtype, check=True, scale_a=scale_a)

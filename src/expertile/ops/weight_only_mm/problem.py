@@ -136,7 +136,7 @@ class WeightOnlyProblem(Problem):
         assert offs is not None
         if check:
             w.check_numbers(a.dtype)
-        elif offs.is_cuda:
+        elif offs.device.type != "cpu":
             return problem
         sizes = sizes_from_offs(offs)
         check_offs_values(sizes, problem.m)
