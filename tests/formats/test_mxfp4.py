@@ -148,6 +148,7 @@ def test_parts_stacks_and_rows():
 def test_kept_moved_and_pickled(k):
     w = Mxfp4Weight.quantize(torch.randn(2, 4, k))
     assert w.to("cpu") is w and w.to("meta").device.type == "meta"
+    assert Mxfp4Weight.quantize(torch.empty(2, 4, k, device="meta")).scales.shape == w.scales.shape
     copy = pickle.loads(pickle.dumps(w))
     held = QuantizedBuffers(w)
     empty = QuantizedBuffers(Mxfp4Weight.quantize(torch.zeros(2, 4, k)))

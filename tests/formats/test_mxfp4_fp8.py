@@ -89,6 +89,7 @@ def test_kept_moved_and_pickled():
     w8 = Mxfp4Fp8Weight.of(weight())
     assert isinstance(w8, QuantizedWeight) and w8.shape == (2, 5, 160) and repr(w8).endswith("device=cpu)")
     assert w8.nbytes == 2 * 5 * (80 + 8 + 4)
+    assert Mxfp4Fp8Weight.of(weight().to("meta")).scales.shape == w8.scales.shape
     assert w8.to("cpu") is w8 and w8.to("meta").device.type == "meta"
     file = io.BytesIO()
     torch.save(w8, file)

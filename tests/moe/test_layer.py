@@ -246,6 +246,9 @@ def test_quantised_experts(format):
     assert torch.equal(out, want.view(x.shape))
     other.quantize_experts(format).load_state_dict(layer.state_dict())
     assert torch.equal(other(x), out) and torch.equal(copy.deepcopy(layer)(x), out)
+    empty = MoE(128, 64, 8, 2, device="meta", **made).quantize_experts(format)
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    assert torch.equal(empty(x), out)
     assert sum(p.numel() for n, p in layer.named_parameters() if n in ("gate_up", "down")) == 0
     out.float().square().sum().backward()
     assert all(p.grad is not None for p in layer.parameters())

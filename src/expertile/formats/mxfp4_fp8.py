@@ -96,7 +96,7 @@ def _relative(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, 
     exponents = LARGEST_EXPONENT - (largest[:, None] - scales.int())
     exponents = torch.where(zero, LARGEST_EXPONENT, exponents)
     below = exponents < 1
-    if bool(below.any()):
+    if not below.is_meta and bool(below.any()):
         values = torch.ldexp(values_of_codes(codes), torch.where(below, exponents - 1, 0)[..., None])
         codes = rounded_codes(values)
     row_scales = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest - BIAS - LARGEST_EXPONENT + UNIT)
