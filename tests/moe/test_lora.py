@@ -261,6 +261,18 @@ def test_weights_that_are_trained():
         moe_mlp(x, gate_up, down, ids, weights, lora=lora)
 
 
+@pytest.mark.parametrize("targets", [BOTH, ("gate_up",), ("down",)])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+@pytest.mark.parametrize("format", ["int4", "mxfp4", "mxfp4_fp8", "fp8"])
+def test_adapters_of_zeros_change_nothing(format, activation, targets):
+    torch.manual_seed(0)
+    layer = MoE(128, 256, EXPERTS, 2, activation=activation, dtype=torch.bfloat16).quantize_experts(format)
+    x = torch.randn(50, 128).bfloat16()
+    before = layer(x)
+    assert torch.equal(layer.add_lora(4, targets=targets)(x), before)
+    assert layer(x[:0]).shape == (0, 128)
+
+
 @pytest.mark.parametrize("format", [None, "mxfp4"])
 def test_a_layer_with_adapters(format):
     torch.manual_seed(0)

@@ -77,10 +77,14 @@ class BaseProducts:
     def activated(
         self, pre: _T, u: _Maybe, b: _Maybe, a: _Maybe, order: Permutation, form: Form, scale: float
     ) -> tuple[_T | Fp8Blocks, _Maybe]:
-        """`low_rank.activated`, (act [R, I], v); act in FP8 where one kernel makes it so."""
-        if takes_fp8(self.down) and form[0] == "swiglu" and u is None and a is None:
+        """`low_rank.activated`, (act [R, I], v); act in FP8 for SwiGLU, of which one kernel makes it so."""
+        if not (takes_fp8(self.down) and form[0] == "swiglu"):
+            return low_rank.activated(pre, u, b, a, order.offs, form, scale)
+        if u is None and a is None:
             return quantize_swiglu(pre, interleaved=form[1]), None
-        return low_rank.activated(pre, u, b, a, order.offs, form, scale)
+        # Rounded once, of float32, as that kernel does: an adapter of zeros changes nothing.
+        act, v = low_rank.activated(pre, u, b, a, order.offs, form, scale, dtype=torch.float32)
+        return quantize_activations(act), v
 
     def down_of(
         self, act: _T | Fp8Blocks, order: Permutation, bias: _Maybe, dtype: torch.dtype, more: Pair | None = None

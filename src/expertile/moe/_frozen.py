@@ -14,9 +14,9 @@ pre, the routing, x where gate_up has an adapter, and u and v [R, r] beside them
     dA, dB   sums over each expert's rows: dA = du^T x[rows], dB = dpre^T u, …     outer
 
 FP8 (Fp8Blocks of 128×128, `Mxfp4Fp8Weight`): activations are quantised in blocks of 1×128, as DeepSeek-V3 does
-(arXiv:2412.19437, 3.3.2), x once for each token, and act. Beside 4-bit weights x, and act where no kernel rounds it as
-it makes it, have one scale for each row. The backward pass runs in x's dtype with the weights' values: quantisation of
-the activations is differentiated as if it did nothing. Beside other weights in 4 bits activations stay in x's dtype.
+(arXiv:2412.19437, 3.3.2), x once for each token, and act. Beside 4-bit weights x, and act but SwiGLU's, have one scale
+for each row. The backward pass runs in x's dtype with the weights' values: quantisation of the activations is
+differentiated as if it did nothing. Beside other weights in 4 bits activations stay in x's dtype.
 
 Adapters on dense weights on sm_90: the products with u, v, dv and du are more steps of K of the base's products
 (`ops/low_rank/joined.py`), which keep their fused epilogues; pre comes with its delta. On other weights and GPUs pre

@@ -172,8 +172,8 @@ def moe_mlp(
         x: [T, H], bfloat16, float16 or float32; or float64, for gradcheck, in torch's own operators. T may be 0.
         gate_up: [E, 2I, H] of x's dtype, gate and up rows as `interleaved` says; or Fp8Blocks with blocks of 128×128,
             Int4Weight or Mxfp4Weight, of that shape; or Mxfp4Fp8Weight. Beside that and Fp8Blocks x and the activation
-            are rounded to FP8, with a scale for each 1×128; or, beside Mxfp4Fp8Weight, for each row (of "swiglu", where
-            there is no lora, 1×128).
+            are rounded to FP8, with a scale for each 1×128; or, beside Mxfp4Fp8Weight, for each row (of "swiglu"
+            1×128).
         down: [E, H, I], of the same kind.
         topk_ids: [T, k] int32 or int64. E and -1 mark a dropped slot. Any other id out of range is an error, which is
             found on a CPU always and on a GPU with `check`; without, the slot is dropped there.

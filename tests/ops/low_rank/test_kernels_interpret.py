@@ -81,8 +81,8 @@ else:
         v, a = (case.v, case.a) if second else (None, None)
         config = api.Config(16, 32, 4)
 
-        def forward():
-            return api.activated(case.pre, u, b, a, case.offs, ("swiglu", interleaved), 0.5, config)
+        def forward(dtype=None):
+            return api.activated(case.pre, u, b, a, case.offs, ("swiglu", interleaved), 0.5, config, dtype)
 
         def backward():
             routing = (case.slots, case.order.positions, case.weights, case.offs)
@@ -94,6 +94,9 @@ else:
         assert (more is None) == (true_more is None) == (not second)
         if second:
             assert_alike(case, more, true_more)
+        wide = forward(torch.float32)
+        assert wide[0].dtype is torch.float32 and torch.equal(wide[0].to(case.dtype)[: case.last], act[: case.last])
+        assert more is None or torch.equal(wide[1][: case.last], more[: case.last])
         found, expected = both(monkeypatch, backward)
         for mine, true in zip(found[:2], expected[:2], strict=True):
             assert_alike(case, mine, true)

@@ -68,18 +68,28 @@ def shrink(x: _T, rows: _Maybe, b: _T, offs: _T, scale: float = 1.0, config: Con
 
 
 def activated(
-    pre: _T, u: _Maybe, b: _Maybe, a: _Maybe, offs: _T, form: Form, scale: float = 1.0, config: Config = ACTIVATE
+    pre: _T,
+    u: _Maybe,
+    b: _Maybe,
+    a: _Maybe,
+    offs: _T,
+    form: Form,
+    scale: float = 1.0,
+    config: Config = ACTIVATE,
+    dtype: torch.dtype | None = None,
 ) -> tuple[_T, _Maybe]:
     """(act [R, I], v [R, rank of a] or None). pre [R, 2I]; u [R, rank], b [E, 2I, rank], or None both: nothing is added
-    to pre; a [E, rank, I], or None: no v. All contiguous."""
+    to pre; a [E, rank, I], or None: no v. All contiguous. `dtype`: of act; pre's by default, in which v multiplies it.
+    """
     activation, interleaved = form
     if not on_device(pre):
         gate, up = formulas.split(_sum(pre, u, b, offs), interleaved)
-        act = formulas.activate(gate, up, activation).to(pre.dtype)
-        return act, None if a is None else grouped_mm(act, a.transpose(1, 2), offs=offs) * scale
+        act = formulas.activate(gate, up, activation)
+        v = None if a is None else grouped_mm(act.to(pre.dtype), a.transpose(1, 2), offs=offs) * scale
+        return act.to(dtype or pre.dtype), v
     (count, two_i), groups = pre.shape, offs.shape[0]
     inner = two_i // 2
-    act = pre.new_empty((count, inner))
+    act = pre.new_empty((count, inner), dtype=dtype)
     if u is None and a is None:
         pointwise.gated_activation(pre, offs, act, activation, interleaved)
         return act, None

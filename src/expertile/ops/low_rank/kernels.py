@@ -99,7 +99,7 @@ def activate_kernel(
             rank = tl.arange(0, NEXT_RANK)
             where = (group * NEXT_RANK + rank[None, :]) * I + col[:, None]
             a = tl.load(a_ptr + where, mask=(col < I)[:, None], other=0.0)
-            sums = tl.dot(act, a, sums, input_precision="ieee")
+            sums = tl.dot(act.to(a_ptr.dtype.element_ty), a, sums, input_precision="ieee")
     if v_ptr is not None:
         where = row.to(tl.int64)[:, None] * NEXT_RANK + tl.arange(0, NEXT_RANK)[None, :]
         tl.store(v_ptr + where, (sums * scale).to(v_ptr.dtype.element_ty), mask=used[:, None])
