@@ -46,17 +46,17 @@ def test_any_shape(batch, kv_heads, group, lq, lk, dim, causal, scale, seed) -> 
     k, v = _rand(batch, kv_heads, lk, dim), _rand(batch, kv_heads, lk, dim)
     out, lse = attention(q, k, v, causal=causal, scale=scale, return_lse=True)
     want, want_lse = _by_torch(q, k, v, causal, scale)
-    torch.testing.assert_close(out, want, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out, want, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(lse, want_lse, atol=1e-12, rtol=1e-12)
     seen = torch.isfinite(want_lse)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
     grads = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse))
     # logsumexp of nothing has no gradient in torch either, but NaN instead of none.
     if bool(seen.all()):
         for got, expected in zip(
-            grads, torch.autograd.grad((want, want_lse), (q, k, v), (dout, dlse.double())), strict=True
+            grads, torch.autograd.grad((want, want_lse), (q, k, v), (dout, dlse)), strict=True
         ):
-            torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)
     else:
         assert all(bool(torch.isfinite(g).all()) for g in grads)
 
@@ -103,13 +103,13 @@ def test_packed_is_each_sequence_alone(causal) -> None:
         one = [x.detach().transpose(0, 1)[None].requires_grad_() for x in (q[rows], k[keys], v[keys])]
         alone, alone_lse = attention(*one, causal=causal, return_lse=True)
         torch.testing.assert_close(out[rows].transpose(0, 1)[None], alone, atol=1e-9, rtol=1e-9)
-        torch.testing.assert_close(lse[None, :, rows], alone_lse, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(lse[None, :, rows], alone_lse, atol=1e-12, rtol=1e-12)
         for got, want in zip(
             (grads[0][rows], grads[1][keys], grads[2][keys]),
             torch.autograd.grad(alone, one, dout[rows].transpose(0, 1)[None]),
             strict=True,
         ):
-            torch.testing.assert_close(got.transpose(0, 1)[None], want, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(got.transpose(0, 1)[None], want, atol=1e-12, rtol=1e-12)
 
 
 def test_nan_and_infinity_go_where_arithmetic_takes_them() -> None:
@@ -149,7 +149,7 @@ def test_compiles_without_a_graph_break() -> None:
         q, k, v = (_rand(2, 2, length, 8) for _ in range(3))
         got = torch.autograd.grad(compiled(q, k, v), (q, k, v))
         for g, w in zip(got, torch.autograd.grad(f(q, k, v), (q, k, v)), strict=True):
-            torch.testing.assert_close(g, w, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(g, w, atol=1e-12, rtol=1e-12)
 
 
 def test_opcheck() -> None:

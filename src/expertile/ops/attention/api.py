@@ -17,6 +17,7 @@ from expertile.ops.attention.explain import Explanation, explain_problem
 from expertile.ops.attention.problem import Problem
 from expertile.ops.backend import device_of as _device
 from expertile.ops.checks import check_number
+from expertile.ops.launch.device import wide_dtype
 from expertile.ops.torch_op import define, differentiable_eagerly, meta_alone, once_differentiable, traced
 
 
@@ -53,8 +54,8 @@ def attention(
         backend: "auto", or the name of a backend: `explain_attention` says which there are and what they can.
 
     Returns:
-        out like q; with return_lse also LSE, float32 [B, H, Lq] or [H, total_q]. Rows that see no key are zeros with an
-        LSE of minus infinity, and have no gradient.
+        out like q; with return_lse also LSE, [B, H, Lq] or [H, total_q], float32 (float64 of float64 inputs). Rows that
+        see no key are zeros with an LSE of minus infinity, and have no gradient.
 
     NaN and infinity go where arithmetic takes them: NaN in a query or a key it sees makes the row NaN. A value that is
     NaN or infinite reaches the rows that see it, and may reach others that share a block of queries with those, as
@@ -174,7 +175,7 @@ _BACKWARD = _INPUTS + ", Tensor out, Tensor lse, Tensor dout, Tensor? dlse) -> (
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     lse_shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else q.shape[:-1]
-    return torch.empty_like(q), q.new_empty(lse_shape, dtype=torch.float32)
+    return torch.empty_like(q), q.new_empty(lse_shape, dtype=wide_dtype(q))
 
 
 def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:

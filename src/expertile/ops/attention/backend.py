@@ -8,6 +8,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.attention.problem import Problem
+from expertile.ops.launch.device import wide_dtype
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Direction:
 class Backend:
     """One way to compute attention.
 
-    forward.run(problem, operands, config) -> (out like q, LSE float32 [B, H, Lq] or [H, total_q]);
+    forward.run(problem, operands, config) -> (out like q, LSE of `new_lse`'s shape and dtype);
     backward.run(problem, operands, saved, config) -> (dq, dk, dv). LSE is exchanged between backends, so the forward of
     one and the backward of another go together.
     """
@@ -67,9 +68,9 @@ class Backend:
 
 
 def new_lse(problem: Problem, like: torch.Tensor) -> torch.Tensor:
-    """An uninitialised LSE."""
+    """An uninitialised LSE, [B, H, Lq] or [H, total_q], float32 (float64 of float64 inputs)."""
     shape = (problem.heads, problem.q_rows) if problem.packed else (problem.batch, problem.heads, problem.q_len)
-    return torch.empty(shape, dtype=torch.float32, device=like.device)
+    return torch.empty(shape, dtype=wide_dtype(like), device=like.device)
 
 
 def lse_strides(problem: Problem) -> tuple[int, int]:
