@@ -24,6 +24,10 @@ def config(**changes):
 
 
 REFUSED = [
+    (
+        lambda: xt.moe_mlp(X, GATE_UP, DOWN, IDS, WEIGHTS.to("meta")),
+        r"topk_weights: expected shape \[5, 2\], floating point, on cpu, got .* on meta",
+    ),
     (lambda: mlp(lora=1), "lora: expected a Lora or None, got int"),
     (lambda: mlp(lora=Lora(gate_up=3)), "lora.gate_up: expected an Adapter or None, got int"),
     (lambda: mlp(lora=Lora(down=Adapter(None, None, 1.0))), "lora.down.a: expected two dimensions, .*, got NoneType"),

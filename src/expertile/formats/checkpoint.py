@@ -111,7 +111,7 @@ def read_linear(
             raise ValueError(f"{name}: {error}") from None
     weight = get(f"{name}.weight")
     if weight is None:
-        return read_linear_int4(get, name, None, dtype, device)
+        return read_linear_int4(get, name, None, dtype, device, also="weight (floating point), ")
     if weight.dtype is not torch.float8_e4m3fn:
         return weight.to(device, dtype)[None]
     scales = get(f"{name}.weight_scale_inv")

@@ -89,10 +89,9 @@ class Experts:
         if topk_ids.shape[0] != x.shape[0] or topk_ids.shape[1] < 1 or topk_ids.device != x.device:
             raise ValueError(f"topk_ids: expected [{x.shape[0]}, k] on {x.device}, k >= 1, got {came(topk_ids)}")
         floating = isinstance(topk_weights, torch.Tensor) and topk_weights.is_floating_point()
-        if not isinstance(topk_weights, torch.Tensor) or not floating or topk_weights.shape != topk_ids.shape:
-            raise ValueError(
-                f"topk_weights: expected shape {list(topk_ids.shape)}, floating point, got {came(topk_weights)}"
-            )
+        if not floating or topk_weights.shape != topk_ids.shape or topk_weights.device != x.device:  # type: ignore[attr-defined]
+            expected = f"shape {list(topk_ids.shape)}, floating point, on {x.device}"
+            raise ValueError(f"topk_weights: expected {expected}, got {came(topk_weights)}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {ACTIVATIONS}, got {self.activation!r}")
         check_flags(interleaved=self.interleaved, batch_invariant=self.batch_invariant)

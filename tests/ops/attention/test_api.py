@@ -53,9 +53,7 @@ def test_any_shape(batch, kv_heads, group, lq, lk, dim, causal, scale, seed) -> 
     grads = torch.autograd.grad((out, lse), (q, k, v), (dout, dlse))
     # logsumexp of nothing has no gradient in torch either, but NaN instead of none.
     if bool(seen.all()):
-        for got, expected in zip(
-            grads, torch.autograd.grad((want, want_lse), (q, k, v), (dout, dlse)), strict=True
-        ):
+        for got, expected in zip(grads, torch.autograd.grad((want, want_lse), (q, k, v), (dout, dlse)), strict=True):
             torch.testing.assert_close(got, expected, atol=1e-11, rtol=1e-11)
     else:
         assert all(bool(torch.isfinite(g).all()) for g in grads)

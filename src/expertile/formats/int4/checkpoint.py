@@ -128,26 +128,28 @@ def read_linear_int4(
     format: str | None,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
+    also: str = "",
 ) -> Int4Weight:
-    """The linear layer `name`, [1, N, K]; arguments and errors as for `load_int4`, `get` a tensor by its name."""
+    """The linear layer `name`, [1, N, K]; arguments and errors as for `load_int4`, `get` a tensor by its name. `also`:
+    what else the caller would have read, for the error where nothing is there."""
     kinds = [FORMATS[format]] if format in FORMATS else FORMATS.values()
     stored = {field: get(f"{name}.{field}") for kind in kinds for field in kind.fields}
     tensors = {field: found.to(device) for field, found in stored.items() if found is not None}
     try:
-        reader = _format(format or _detect(tensors))
+        reader = _format(format or _detect(tensors, also))
         return reader.read(tensors, dtype=dtype, **dict(reader.options))
     except ValueError as e:
         raise ValueError(f"{name}: {e}") from None
 
 
-def _detect(tensors: Mapping[str, torch.Tensor]) -> str:
+def _detect(tensors: Mapping[str, torch.Tensor], also: str) -> str:
     """The format by the fields that are there; AWQ's qweight has an eighth of the columns that its scales have."""
     if "weight_packed" in tensors:
         return "compressed-tensors"
     if "qweight" in tensors and "scales" in tensors:
         return "gptq" if tensors["qweight"].shape[-1] == tensors["scales"].shape[-1] else "awq"
     raise ValueError(
-        "expected weight_packed (compressed-tensors), or qweight and scales (GPTQ, AWQ), got "
+        f"expected {also}weight_packed (compressed-tensors), or qweight and scales (GPTQ, AWQ), got "
         + (", ".join(sorted(tensors)) or "no tensor of that name")
     )
 

@@ -34,7 +34,7 @@ def rms_norm(
     Args:
         x: [..., C], float32, bfloat16 or float16, or float64 (in plain torch); any strides (rows that are
             not contiguous are copied first).
-        weight, bias: [C] each or None; float32, bfloat16 or float16, which need not be x's dtype.
+        weight, bias: [C] each or None; float32, bfloat16, float16 or float64, which need not be x's dtype.
         eps: added to the mean square.
         residual: x's shape, x's dtype or float32; what is normalised is x + residual.
         return_stats: also return rstd.
