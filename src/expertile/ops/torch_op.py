@@ -24,6 +24,12 @@ def traced(x: torch.Tensor, *beside: torch.Tensor | None) -> bool:
     return False
 
 
+def batched(x: torch.Tensor) -> bool:
+    """Whether x stands for a batch of tensors and has no memory: torch.vmap's, or, of another kind, those of
+    `torch.autograd.grad(…, is_grads_batched=True)`."""
+    return torch._C._functorch.is_legacy_batchedtensor(x) or torch._C._functorch.is_batchedtensor(x)
+
+
 def meta_alone(x: torch.Tensor) -> bool:
     """Whether x, which is `traced`, lies on the meta device and nothing else looks on: its sizes are numbers, and a
     description of it may ask for its address."""

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 import expertile as xt
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm import api
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
 from expertile.ops.grouped_mm.reference import reference
+from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ragged import offs_from_sizes
 
 SIZES = [4, 0, 9, 3]
@@ -90,6 +92,34 @@ def test_expanded_gradient(layout):
     da, db = torch.autograd.grad(reference(a, b, offs).sum(), (a, b))
     torch.testing.assert_close(a.grad, da, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(b.grad, db, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", [{}, {"backend": "loop"}, {"batch_invariant": True}])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_a_batch(layout, options):
+    a, b, offs = operands(layout, torch.float32, past=3)
+    if options.get("batch_invariant") and b.dim() == 2:
+        return
+    y = xt.grouped_mm(a, b, offs=offs, **options)
+    grads = torch.randn(2, *y.shape)
+    for create_graph in (False, True):
+        how = dict(retain_graph=True, create_graph=create_graph)
+        batch = torch.autograd.grad(y, (a, b), grads, is_grads_batched=True, **how)
+        mapped = torch.vmap(lambda grad, how=how: torch.autograd.grad(y, (a, b), grad, **how))(grads)
+        for i, grad in enumerate(grads):
+            for got, same, want in zip(batch, mapped, torch.autograd.grad(y, (a, b), grad, **how), strict=True):
+                torch.testing.assert_close(got[i], want)
+                torch.testing.assert_close(same[i], want)
+
+
+@pytest.mark.parametrize("vmap", [torch.vmap, torch._vmap_internals._vmap])
+def test_no_kernel_is_given_a_batch(vmap, monkeypatch):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    x = torch.randn(2, M + 3, N)
+    with torch.no_grad():
+        cut = vmap(lambda x: zero_tail(x, OFFS, 0))(x)
+    assert torch.equal(cut[:, :M], x[:, :M]) and not cut[:, M:].any()
 
 
 def test_second_order_gradient():

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from expertile.ops.backend import AUTO
 from expertile.ops.grouped_mm.tail import zero_tail
-from expertile.ops.torch_op import differentiable_eagerly
+from expertile.ops.torch_op import batched, differentiable_eagerly
 
 Product = Callable[..., torch.Tensor]
 
@@ -95,7 +96,9 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b, offs, bias = ctx.saved_tensors
     needs = (ctx.needs_input_grad[2], ctx.needs_input_grad[3], ctx.needs_input_grad[5])
     product, over_rows = ctx.product, ctx.over_rows
-    if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+    if batched(grad):
+        product, over_rows = _by_operator(product), _by_operator(over_rows)
+    elif torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
         product, over_rows = _differentiable(product, over_rows), _differentiable(over_rows, over_rows)
     da, db, dbias = gradients(product, grad, a, b, offs, bias, needs, over_rows)
     return None, None, da, db, None, dbias, None
@@ -103,6 +106,13 @@ def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 def _differentiable(product: Product, over_rows: Product) -> Product:
     return lambda x, y, offs, out_dtype: differentiable_mm(product, over_rows, x, y, offs, None, out_dtype)
+
+
+def _by_operator(product: Product) -> Product:
+    """`product`, with no config of its own, by the torch operator: that takes a batch an element at a time."""
+    request = getattr(product, "keywords", {}).get("request", AUTO)
+    how = request.backend, request.batch_invariant
+    return lambda x, y, offs, out_dtype: torch.ops.expertile.grouped_mm(x, y, offs, None, out_dtype, *how)
 
 
 # For eager calls; compiled ones go through the operator in `api`, with the same `gradients`.

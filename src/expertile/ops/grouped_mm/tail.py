@@ -12,6 +12,7 @@ from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.hopper.limits import storable
 from expertile.ops.launch.kernels import launch
+from expertile.ops.torch_op import batched
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def zero_tail(x: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
     compiler looks on, the same is said in differentiable operators. Neither synchronises.
     """
     on_kernels = x.is_cuda or triton.knobs.runtime.interpret
-    if on_kernels and type(x) is torch.Tensor and not torch.is_grad_enabled():
+    if on_kernels and type(x) is torch.Tensor and not batched(x) and not torch.is_grad_enabled():
         length, width = x.shape[dim], x.shape[1 - dim]
         scalars = (offs.shape[0] - 1, length, width, x.stride(dim), x.stride(1 - dim))
         if patches := -(-length // 128) * -(-width // 64):
