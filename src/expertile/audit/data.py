@@ -107,6 +107,9 @@ def _walk(value: Any, level: int) -> Iterator[Block]:
                 yield from _walk(inner, level)
     elif isinstance(value, dict):
         nested = {k: v for k, v in value.items() if isinstance(v, (dict, list))}
+        if _alike(value):
+            yield from _records([{_leaf("name", k.line): k} | v for k, v in value.items()])
+            return
         if not nested or (_is_record(value) and len(nested) <= 6 and len(nested) <= len(value) < 40):
             yield from _records([value])
             return
@@ -117,10 +120,16 @@ def _walk(value: Any, level: int) -> Iterator[Block]:
             yield from _walk(inner, level + 1)
 
 
+def _alike(value: dict[str, Any]) -> bool:
+    """Whether it holds three runs and more, each by its name, of the same keys and plain values."""
+    held = [v for v in value.values() if isinstance(v, dict) and all(isinstance(x, Leaf) for x in v.values())]
+    return 2 < len(held) == len(value) and len(held[0]) > 1 and len({tuple(v) for v in held}) == 1
+
+
 def _is_record(value: dict[str, Any]) -> bool:
     """Whether it holds plain values only, lists of whole numbers, and such records."""
     lists = all(isinstance(x, Leaf) and x.isdigit() for v in value.values() if isinstance(v, list) for x in v)
-    return lists and all(_is_record(v) for v in value.values() if isinstance(v, dict))
+    return lists and not _alike(value) and all(_is_record(v) for v in value.values() if isinstance(v, dict))
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Leaf]:

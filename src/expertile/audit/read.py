@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from expertile.audit.blocks import Block, Line, split_code, table_of
+from expertile.audit.blocks import Block, Line, is_numeric, split_code, table_of
 from expertile.audit.data import Leaf, json_values, read_values, read_yaml
 from expertile.audit.html import read_html
 from expertile.audit.pattern import regex
@@ -239,6 +239,13 @@ def _notebook(cells: list[dict[str, Any]]) -> list[Block]:
     return blocks
 
 
+def _begins(rows: list[tuple[int, list[str]]], i: int, names: list[str]) -> bool:
+    """Whether a row behind a remark is the head of another table: without figures, or of another length."""
+    (last, _), (line, cells), (_, below) = (*rows[i - 1 : i + 2], (0, []))[:3]
+    bare = len(cells) > 1 and all(cells) and not any(map(is_numeric, cells))
+    return line > last + 1 and ((any(map(is_numeric, below)) and bare) or len(names) != len(cells) == len(below) > 1)
+
+
 def _csv(lines: list[Line]) -> list[Block]:
     lines = [line for line in lines if line.text.strip()]
     mark = max((",", ";", "\t", "|"), key=lambda mark: sum(line.text.count(mark) for line in lines[:9]))
@@ -260,7 +267,7 @@ def _csv(lines: list[Line]) -> list[Block]:
     names = rows[head][1]
     # The head may stand again, with another name in it, above other rows.
     alike = [sum(a == b != "" for a, b in zip(cells, names, strict=False)) for _, cells in rows]
-    again = [i for i, n in enumerate(alike) if i > head and 2 * n > alike[head]]
+    again = [i for i, n in enumerate(alike) if i > head and (2 * n > alike[head] or _begins(rows, i, names))]
     parts = itertools.pairwise([head, *again, len(rows)])
     tables = [table_of(rows[a][1], rows[a + 1 : b], rows[a][0]) for a, b in parts]
     above = [line for line in lines if line.number < rows[head][0]]
