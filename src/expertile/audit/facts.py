@@ -26,8 +26,8 @@ _NAMES = {
     "out_len": r"(?i:(?:--)?(?:random[_-])?(?:output|gen)[ _-]len(?:gth)?|osl|max[_-]new[_-]tokens)",
     "kv_heads": r"(?i:(?:num|n)_(?:key_value|kv)_heads|h_?kv|kv[ _]heads)",
     "prompts": r"(?i:(?:--)?num[-_](?:prompts|requests))",
-    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|#)?[ _]?(?:gpus|devices|ranks)|(?:gpu|device)[ _]count|"
-    r"world[ _]size|tp|tensor[ _-]parallel)",
+    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|total|#)?[ _]?(?:gpus|devices|ranks)(?:_total)?|"
+    r"(?:gpu|device)[ _]count|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "layers": r"(?i:(?:num|n|number of)[ _](?:hidden[ _])?layers|n_?layers?|layers)",
     "elements": r"(?i:(?:num|n|number of)?[ _]?(?:elements|elems|floats)|numel)",
@@ -42,7 +42,8 @@ _SPACE = dict.fromkeys(
 ) | dict.fromkeys("mnk", r"|(?<=--[mnk])\s+")
 _KEYED = {
     name: regex(
-        rf"(?<![\w.*×·])(?<!\w-)(?:{form})(?:(?:\s*\([A-Za-z_.,& ]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
+        rf"(?<![\w.*×·])(?<!\w-)(?<![a-z] [x×*·] )(?:{form})"
+        rf"(?:(?:\s*\([A-Za-z_.,& ]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
         rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d)"
     )
     for name, form in _NAMES.items()
@@ -137,9 +138,10 @@ BITS = {"fp64": 64, "fp32": 32, "tf32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "f
 _FORMAT = regex("|".join(rf"(?P<{name}>{form})" for name, form in FORMATS))
 _SPLIT = regex(r"[^a-z0-9]+")
 _NOT_IN = regex(
-    r"(?i)\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
+    r"(?i)\berrors? (?:against|vs\.?|relative to) (?:an? |the )?(?:fp|float)64\b|"
+    r"\b(?:no|not|without) (?=tf32|fp\d|bf16|int\d)\w+|tf32\)?\W{0,3}(?:is |was )?(?:false|off|disabled|0\b)|"
     r"\b(?:fp32|float32|f32|fp16|int32)[ -]acc\w*\b(?! ?[:=]| in\b)|"
-    r"\bacc(?:um\w*)?(?: (?:type|dtype|in))?[:=]?(?:[ /]?(?:fp|float|f|int)(?:16|32)\b)+"
+    r"\b(?:acc(?:um\w*)?|(?<=partial )sums)(?: (?:type|dtype|in))?[:=]?(?:[ /]?(?:fp|float|f|int)(?:16|32)\b)+"
 )
 # Accelerators of which no peaks are known here: where they are named a figure may be theirs.
 _FOREIGN = regex(

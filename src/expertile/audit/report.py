@@ -361,7 +361,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
             name, cell = of_rows(name, cell) if products else (name, cell)
             size = size_of_name(name.upper() if short and len(name) == 1 else name) if name != "B" or lone else None
             cell = seconds(cell) if _CLOCK.search(name) else cell
-            plain = re.fullmatch(r"\s*(\d[\d,]*)([kK]?)\s*", cell)
+            plain = re.fullmatch(r"\s*(\d[\d,]*|\d*\.\d+(?=[kK]))([kK]?)\s*", cell)
             # "TTFT (ms)" before the row's figures is their unit.
             unit = units[column] or (by_row if column else None) or NO_UNIT
             if plain and not plain[2] and unit.kind in ("number", "other", "items", "params"):
