@@ -136,7 +136,7 @@ def _asks(lines: list[str], line: int) -> bool:
     if re.search(r"(?i)\bimpossible\b|magic\b", "\n".join(lines[max(0, line - 2) : line + 1])):
         return True
     titled = re.match(r"#+ |Subject: |title: |> |\**Q: ", said) or line == 1
-    return bool(titled and re.search(r"\?[!?*_\"')]*\s*$", said))
+    return bool(titled and re.search(r"\?\?|\?[!?*_\"')]*\s*$", said))
 
 
 def _beyond_caches(found: list[Finding]) -> list[Finding]:

@@ -75,8 +75,8 @@ def own_words(row: Row, q: Quantity) -> str:
 
 
 def is_limit(own: str) -> bool:
-    # "1.73 TB/s of 2.04 TB/s", "the link isn't the limit: it carries 3.6 Gbit/s"
-    own = re.sub(r"(?i)(?:\bnot|n't|\bno) (?:the |a |its )?(?:limit|ceiling)", "", own)
+    # "1.73 TB/s of 2.04 TB/s", "the link isn't the limit: it carries 3.6 Gbit/s", "reaches half of what it can do"
+    own = re.sub(r"(?i)(?:\bnot|n't|\bno) (?:the |a |its )?(?:limit|ceiling)|^.*\bof what\b", "", own)
     return bool(_LIMIT.search(own)) and not (SHOWN.search(own) or own.endswith(" of "))
 
 

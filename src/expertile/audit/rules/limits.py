@@ -43,7 +43,7 @@ _CACHE = regex(r"(?i)\W*(?:of )?(?:l[12]|(?:last[- ]level )?cache|shared|smem|ll
 _BOARD = regex(r"(?<=\d)(?:gb)?[ -]pci-?e\b|(?<=\d )pci-?e[ -]\d+ ?gb")  # "A100 40GB PCIe"
 COLD = (
     r"cold|\b(?:no|none|not|n't|never)\b[^.;]{0,40}\bfits?\b[^.;]{0,24}(?:cache|l2)|(?<!without )(?<!not )"
-    r"(?<!not\* )(?<!--)flush|rotat|cycl|(?:larger|bigger) than|"
+    r"(?<!n't )(?<!not\* )(?<!--)flush|rotat|cycl|(?:larger|bigger) than|"
     r"more than [^.;]{0,16}(?:\bl2\b|cache)|beyond|exceed|kv[ -]?cache|prefix cach"
 )
 _STOCK = r"\bstock (?:clock|memory|speed|setting|freq)|\b(?:no|not|without)(?: \w+)? (?:oc\b|over-?clock)"
@@ -169,7 +169,7 @@ def _stated(row: Row) -> Iterator[Demand]:
         other = share and share.value.mid <= 1.0 and SHARE.search(share.words)
         certain = FAR if one_part and not (eased or other) and (own or known is DTYPES) else math.inf
         ask = "which format and which GPU ran this?"
-        sparse = report.sparse and not re.search(r"\bdense\b", words)
+        sparse = report.sparse and not re.search(r"\bdense\b", f"{words} {row.headings}")
         yield Demand(q, "rate", q.value, q.text, "peak", ask, certain, formats, n, sparse=sparse)
 
 

@@ -39,7 +39,7 @@ _READ = regex(
     r"(?i)(?<![a-z])(?:direct[ _-]?io|o_direct|cold|uncached|load(?:s|ed|ing)?|checkpoint|safetensors)(?![a-z])"
 )
 _OF_RAM = regex(rf"{_COPIED.pattern}|\bgpu|\bram\b|\bdevice|warm|page cache")
-_PAGES = regex(r"(?:from|in|out of) (?:the )?page cache|(?:that|which|this) is ram\b")
+_PAGES = regex(r"(?:from|in|out of) (?:the )?page cache|(?:that|which|this) is ram\b|fits? in(?:to)? (?:the )?ram\b")
 _SEVERAL = regex(  # drives, or the memory of a host
     r"(?<!no )(?<!not )(?<!without )\b(?:raid|strip(?:e|ing)|md\d|lvm|zfs|drives|ssds|disks|lustre|weka|gpfs|nfs|ceph|"
     r"beegfs|tmpfs|ram ?disk|/dev/shm)|(?<![\w.])(?:[2-9]|two|three|four|eight) ?[x×]? (?:[\w.-]+ ){0,2}(?:nvme|ssd)"
@@ -137,7 +137,8 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     carried = row.kind == "line" and re.search(r"(?i)\b(?:link|wire|bus|carr(?:y|ies))\b", own)
     linked = _part(row.text) if carried else ""
     read = _READ.search(row.text) and not _OF_RAM.search(row.text) and re.search(_PARTS["disk"], row.report.text)
-    part = _part(own) or linked or ("disk" if read else _part(f"{row.lead} {row.headings}")) or copied or "memory"
+    above = "".join(row.lead.partition(row.text)[:2])  # what a paragraph says later is of something else
+    part = _part(own) or linked or ("disk" if read else _part(f"{above} {row.headings}")) or copied or "memory"
     return "" if q.kind != "bandwidth" else copied or part if part == "memory" else part
 
 
@@ -242,8 +243,9 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
         return  # which the text says itself
     if q.kind == "bandwidth" and len(many := _parts(own)) > 1:
         part = next((s.part for s in stated if s.part in many), part)
-    peaks = [x for d in row.devices for f in part.split("/") for x in (d.peak(f), generous_peak(d, f)) if x]
-    if q.kind == "rate" and part and peaks and q.value.lo <= max(peaks):
+    formats = part.split("/") if part else row.report.everything.of("formats")
+    peaks = [x for d in row.devices for f in formats for x in (d.peak(f), generous_peak(d, f)) if x]
+    if q.kind == "rate" and (part or len(formats) > 1) and peaks and q.value.lo <= max(peaks):
         return  # the text states another of its peaks: without tensor cores, with the slower accumulation
     if part == "disk" and _PAGES.search(row.report.text):
         return
@@ -321,9 +323,10 @@ def _bus(row: Row) -> Iterator[Finding]:
         return
     ratio, n = bus[0].value / alg[0].value, row.size("gpus")
     ranks = re.findall(r"(?m)^# +rank +(\d+) ", row.report.text)  # each process may have one of the GPUs
-    last = max(map(int, ranks), default=0) + 1.0
-    ranks = ranks if len({*ranks}) == len(ranks) and last in (len(ranks), *row.report.everything.of("gpus")) else []
-    n = Size(last, row.line, True) if last > 1 and ranks else n
+    least = max([2, *map(int, re.findall(r"\bngpus (\d+)", row.report.text))])  # else not all are listed
+    last, stated = max(map(int, ranks), default=0) + 1.0, row.report.everything.of("gpus")
+    alike = len({*ranks}) == len(ranks) and last >= least and last in (len(ranks), *stated)
+    ranks, n = (ranks, Size(last, row.line, True)) if alike else ([], n)
     links = [NVLINK[part] / 2 for d in row.devices for part in NVLINK if re.search(rf"\b{part}\b", d.name)]
     # Of one node; a switch that reduces saves traffic (NVLink SHARP).
     slack = 1.1 if all((d.capability or (9, 0)) < (9, 0) for d in row.devices) else 1.5

@@ -9,7 +9,7 @@ from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.records import digits
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import SHARE, formats_of, gpu_counts, on_sheet, own_words, peaks_of
+from expertile.audit.rules.hardware import EQUATION, SHARE, formats_of, gpu_counts, on_sheet, own_words, peaks_of
 from expertile.audit.rules.terms import parameters
 from expertile.device import DTYPES, generous_peak
 
@@ -93,8 +93,11 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     near = any(part.meets(s.plain, 0.05) for s in here) or any(rate.meets(s.plain) for s in stated)
     # "14.2 TFLOP/s against 36.0 of cuBLAS (55 % of peak)": the share may be that of a bare number behind the figure.
     between = row.text[q.end : p.start] if row.kind == "line" else ""
-    others = [printed(n) * (q.value.mid / digits(q)) for n in _BARE.findall(between) if digits(q)]
+    scale = q.value.mid / digits(q) if digits(q) else 0.0
+    others = [printed(n) * scale for n in _BARE.findall(between) if scale]
     near |= any((o / p.value).meets(x, 0.03) for o in others for x in (*other, *(s.value.mid for s in stated)))
+    # A column "peak" without a unit counts in that of the figure.
+    near |= any(part.meets(x.plain * scale, 0.03) for x in row.of("number") if _PEAK.search(x.label.lower()))
     gib = kind == "bandwidth"
     near |= not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
     base = (*here, *stated, None)[0]
@@ -107,6 +110,11 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
         yield finding(verdict, "share of peak", f"{message}; no other peak gives it either", p, q, lines=(line,))
 
 
+def _measured(row: Row) -> list[Quantity]:
+    """The tokens/s that the row does not work out itself."""
+    return [q for q in row.of("tokens_per_s") if not EQUATION.search(row.text[: q.start])]
+
+
 def _mfu(row: Row) -> Iterator[Finding]:
     """6·N FLOPs for a trained token give the rate, and the rate the MFU (Chowdhery et al. 2022, arXiv:2204.02311).
     Attention over long texts adds to 6·N, and "7B" may be 6.7 or 7.6; whoever only reads tokens spends 2·N."""
@@ -116,16 +124,16 @@ def _mfu(row: Row) -> Iterator[Finding]:
     first = next(above, "") if row.kind == "line" and re.match(r"\s*[-*•]", row.text) else ""  # of a list
     told = row.kind == "line" and _MFU.search(f"{row.text} {first}")
     said = said or [p for p in row.of("percent") if told and row.only("percent")]
-    rates = row.of("tokens_per_s")
+    rates = _measured(row)
     near = " ".join(report.lines[row.line - 1 : row.line + 2]).replace("*", "")
     if len(said) != 1 or re.search(r"(?i)\bnot (?:the |an )?mfu", near):
         return
     p = said[0]
     if not rates and row.kind == "line":  # the one rate of its paragraph
-        rates = [x for r in report.lines_of_text if r.block == row.block for x in r.of("tokens_per_s")]
+        rates = [x for r in report.lines_of_text if r.block == row.block for x in _measured(r)]
     rates = rates if len(rates) < 2 else [q for q in rates if q.per_device]
     if not rates and re.search(r"(?i)\btrain(?:ed|ing)\b", report.text):  # any of the report's
-        rates = [x for r in report.all_rows for x in r.of("tokens_per_s")]
+        rates = [x for r in report.all_rows for x in _measured(r)]
     elif len(rates) > 1:
         return
     rates = [q for q in rates if q.exact and q.value.mid]
