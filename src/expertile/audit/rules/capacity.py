@@ -17,6 +17,7 @@ _HELD = regex(
     r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
     r"peak[ _](?:\w+ )?mem|mem\w*[ _.](?:used|peak|in use)|peak[ _(]+(?:gi?b|mi?b)\b"
 )
+_RANKED = regex(r"(?i)\b(?:itl|tpot|p\d\d)\b")  # which are no parts
 _NOT_HELD = regex(
     r"(?i)offload|\bcpu\b|\bhost\b|\bram\b|managed|unified|\buvm\b|would|need|estimat|requir|predict|tried|out of|oom|"
     r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
@@ -171,6 +172,7 @@ def _shortened(report: Report) -> Iterator[Finding]:
     for g in report.grids if only else ():
         columns = g.columns("time")
         rows = [(r.label, [q for c in columns if (q := r.figure(c, "time"))]) for r in g.rows]
+        rows = [(label, ts) for label, ts in rows if not _RANKED.search(label)]
         wholes = [ts for label, ts in rows if _WHOLE.search(label)]
         held.append((wholes, [ts for _, ts in rows if ts not in wholes and len(ts) == 2]))
     for wholes, some in held:

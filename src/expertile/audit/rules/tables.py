@@ -20,7 +20,8 @@ from expertile.audit.units import RATES, TYPED
 _PART = regex(
     r"(?i)^of\b|\bpeak|\beff|\bmfu\b|\bshare\b|scal|sav|reduc|overhead|%|percent|less|more|diff|delta|Δ|chang|incr|^\W*$"
 )
-_NO_QUOTIENT = regex(r"(?i)\bhit|\boccup|active|stall|utili[sz]")  # counters of a profiler
+# Counters of a profiler; bus bandwidth, which is no traffic.
+_NO_QUOTIENT = regex(r"(?i)\bhit|\boccup|active|stall|utili[sz]|\bbus ?b(?:w|and)")
 _COUNTED, _TIMED = ("tokens", "items", "params"), ("time", "s_per_item")
 # What a column may be in proportion to: another, its inverse; and work to a size, in these ways.
 _WAYS: dict[str, Callable[[Interval], Interval]] = {
@@ -209,6 +210,9 @@ def _odd_row(
     for f in (f for f in rest if odd[0] in f.cells):
         like = {x.mid for r, x in f.cells.items() if r != odd[0]}
         other |= len(like) == 1 and (f.cells[odd[0]] / like.pop()).meets(off, 0.002)
+        each = [target.cells[r] / x for r, x in f.cells.items() if r in target.cells]
+        # Of two utilisations the one that makes it.
+        other |= f.kind == some[0].kind == "percent" and all(x.meets(each[0]) for x in each)
     # Another shape alone may be another work.
     used = {f.name.lower() for f in some}
     works = _works(grid.body, used)
@@ -296,7 +300,8 @@ def _column(grid: Grid, index: int, kind: str) -> Iterator[Finding]:
         # Another column of the kind follows so: this one's may be of something else ("rate, uncompressed").
         beside = (q for q in grid.rows[r].of(kind) if q is not targets[r] and not quotient)
         beside = (q for q in beside if not all(_alike(best, grid, s, q, targets) for s in told if s != r))
-        other |= best.rule != "sum" and any(best.fits(r, q, FIT) for q in beside) and len(told) < 4
+        beside = (q for q in beside if len(told) < 4 or _meant(best, grid, q.column, told))
+        other |= best.rule != "sum" and any(best.fits(r, q, FIT) for q in beside)
         # Where all others agree to the last digit, another convention in this row is asked about.
         excused = best.excused(r, targets[r])
         if not other and (not excused or (good >= score > 2 and len(odd) == 1)):
@@ -314,6 +319,12 @@ def _alike(best: Made, grid: Grid, r: int, q: Quantity, targets: Cells) -> bool:
     """Whether a row has the same in another figure's column, in another unit."""
     x = grid.rows[r].figure(q.column, q.kind)
     return x is not None and x.text != targets[r].text and x.plain.meets(targets[r].plain, FIT) and best.fits(r, x, FIT)
+
+
+def _meant(best: Made, grid: Grid, column: int, told: Cells) -> bool:
+    """Whether `best` makes another column in all rows, which differs from this one in all: a draw, not its cap."""
+    each = [(r, grid.rows[r].figure(column)) for r in told]
+    return all(x and x.text != told[r].text and best.fits(r, x, 0.01) for r, x in each)
 
 
 def _named(text: str) -> set[str]:
