@@ -35,7 +35,8 @@ _SPOKEN = regex(r"(?<=[\w)]),? (?:in other words|i\.e\.,?|that is|which (?:is|ma
 _BYTES = regex(r"(?:[KMGTkmgt]i?[Bb](?:ytes)?|[Bb]ytes?|[Bb]its?|[KMG]i?)(?:/s|ps)?\b")
 _SPACED = regex(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d|[.,]\d)")  # "65 536 x 32 = 2 097 152"
 _SAME = regex(
-    r"(?i)[\s,;~≈]*(?:=|i\.e\.,?|that is|which (?:is|makes|gives)|or|in other words,?|thus)[\s~≈(]*| ?\([~≈]?"
+    r"(?i)[\s,;~≈]*(?:=|i\.e\.,?|that is|which (?:is|makes|gives)|or|in other words,?|thus|so)[\s~≈(]*"
+    r"(?:about |roughly )?| ?\([~≈]?"
 )
 # What is off where a unit was mistaken: bits for bytes, a wrong prefix, and, of a binary one, 1.024 times itself.
 _MISTAKEN, _BINARY_UNIT = (8.0, 1000.0, 1024.0, 1e6), regex(r"[KMGT]iB")
@@ -150,6 +151,7 @@ def conversions(report: Report) -> Iterator[Finding]:
             binary = len({bool(_BINARY_UNIT.match(unit)) for unit in units}) > 1
             steps = (*_MISTAKEN, *(1.024**k for k in (2, 3, 4, 6, 8) if binary))
             off = a.value.mid / b.value.mid
-            if not a.value.meets(b.value, 0.004) and any(abs(max(off, 1 / off) / s - 1) < 0.004 for s in steps):
+            near = 0.02 if re.search(r"about|roughly|[~≈]", between) else 0.004
+            if not a.value.meets(b.value, near) and any(abs(max(off, 1 / off) / s - 1) < near for s in steps):
                 message = f"{a.text} is {si(a.value.mid, UNIT_OF[a.kind])}, not {b.text}: which is it?"
                 yield finding(QUESTION if "(" in between else INCONSISTENT, "conversion", message, b, a)

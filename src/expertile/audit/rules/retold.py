@@ -39,9 +39,11 @@ _EARLIER = regex(
     r"was at|previously)\b"
 )
 _ANOTHER = regex(
-    r"(?i)\balone\b|\b(?:on its own|by itself)\b|with(?:out)? (?:an? )?(?:l2 |cache )*flush|\bwith [A-Z_]{4,}="
+    r"(?i)\balone\b|\b(?:on its own|by itself)\b|with(?:out)? (?:an? )?(?:l2 |cache )*flush|\bwith [A-Z_]{4,}=|"
+    r"\bwithout -{1,2}[a-z]"
 )
-_PRICED, _PER_THING = ("$/token", "$/item", "J/token", "J/item"), regex(r"(?i)cheaper|costs?\b|\bper (?:\w+ )?token")
+_PRICED = ("$/token", "$/item", "J/token", "J/item")
+_PER_THING = regex(r"(?i)cheaper|costs?\b|\benergy\b|\bper (?:\w+ )?token")
 _CALLS = regex(
     r"(?i)\b(\d{1,3})(?: times\b(?! (?:the|as|more|less|faster|slower))| (?:calls|launches|layers)|-layer)\b"
 )
@@ -194,7 +196,8 @@ def _of_tables(
     told = [x for x in row.of(*TYPED) if x.exact and x.value.width < 0.02]
     same = [of for of in held if any(mid(c) == mid(x) for r in of[1] for x in told for c in r.of(x.kind))]
     held = same if len(same) == 1 else held  # the one table of which the sentence tells a figure
-    two = held[0][1] is not held[0][0].rows and sum(len(rows) for _, rows in held) > 1  # rows that it names
+    named = held[0][1] is not held[0][0].rows
+    two = named and sum(len(rows) for _, rows in held) > 1  # rows that it names
     beside = words_near(row, q, 400 if _UP_TO.search(row.text[: q.start]) else 48, 24)
     gain = OUTCOME.search(beside) or _TIMES_THE.match(row.text[q.end - 6 :])
     if len(row.of("ratio", "percent")) > 3 or not (two or gain):
@@ -203,11 +206,14 @@ def _of_tables(
     typed = [k for k in TYPED if (k != "bytes" or memory or not speed) and (k == "bytes" or not memory or speed)]
     off_time = _OFF_TIME.match(row.text[q.end :])  # of 1.6 times the rate 60 % are no saving of time
     typed = [*TIMES] if off_time else typed
+    ranked = re.search(r"\bp\d\d\b", row.text[end_before(row, q) : q.start].lower())
+    if ranked and named and not any(ranked[0] in r.label.lower() for _, rows in held for r in rows):
+        return  # "p99 fell by 27 %, p50 by 8 %"
     text = f" {' '.join(words_of(row.clause(q)))} "
     typed_of = [*typed, *_PRICED] if _PER_THING.search(row.text) else typed
     made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed_of, text, heading)]
     # Of one problem there may be a table for each format.
-    for (_, some), (_, others) in itertools.combinations(held if held[0][1] is not held[0][0].rows else (), 2):
+    for (_, some), (_, others) in itertools.combinations(held if named else (), 2):
         pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]
         made += [max(x, 1 / x) for a, b in pairs if mid(a) and mid(b) for x in (mid(a) / mid(b),)]
     # Its own figures, and others of the text, may be compared with the rows and with each other.
@@ -234,8 +240,9 @@ def _of_tables(
     slower = re.match(r"\W*slower\b", row.text[q.end :])  # by more time, or by less in a time
     change = "loss" if off_time else "" if slower else change_of(row, q, True, 40)
     # Of rows that it does not name it speaks right beside them.
-    named = held[0][1] is not held[0][0].rows
     close = any(-5 < row.line - r.line < 5 for r in held[0][0].rows)
+    # "170 % faster" beside a cell of 1.70x, wherever it stands.
+    close |= q.kind == "percent" and change == "change" and any(q.value.meets(x) for x in made)
     if more or (made and not bound and (named or close) and not any(may_be(q, exact(x), change, 0.04) for x in made)):
         rule = "headline" if more else "retold"
         gains = [mid(q)] if q.kind == "ratio" else [1 + mid(q), 1 / max(1 - mid(q), 0.01)]
@@ -254,7 +261,7 @@ def _names(grid: Grid) -> list[list[str]]:
         cells = (r.label.lower(), *(c.partition(": ")[2].lower() for c in r.text.split("; ")[:2]))
         head = "" if grid.drawn else r.text[: r.quantities[0].start].lower()
         cells = cells if grid.drawn else (head, head.split()[0] if head.split() else "")
-        names = [" ".join(words_of(re.sub(r"\(.*?\)", "", c) or c)) for c in cells]
+        names = [" ".join(words_of(re.sub(r"\(.*?\)|, [mµu]?s$", "", c) or c)) for c in cells]
         found.append([n for n in names if re.search(r"..|[a-z]", n)])
     return found
 

@@ -227,6 +227,8 @@ def _in_sentence(row: Row, said: list[Quantity]) -> Iterator[Finding]:
         listed = len({kinds[0], *kinds[1::2]}) == 1 and not {*kinds[2::2]} - {"ratio", "percent"}
         beside = len(kinds) == 2 if before else len(kinds) % 2 and listed and q is not row.quantities[0]
         bracket = re.search(r"\([^()]*$", head[-48:]) and beside and (q.kind == "ratio" or q.text[0] in "+-−")
+        if several and re.search(r"\b(?:while|whereas|but)\b", row.text[q.end : several[-1][-2].start]):
+            continue  # "grows by a factor of 74 while the other falls from … to …"
         if not sure and all(of[0].kind == "power" for of in several):
             continue  # caps, of which something else follows
         if not several or not (sure or bracket or _COMPARES.search(words_near(row, q, 32, 40))):
