@@ -894,7 +894,82 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape)
         "    Total token throughput (tok/s):  15893.06\n    Mean TPOT (ms):                  10.34\n",
         # worked out in its line
         "world_size 8, seq 2048\nbatch: 8 gpus x 8 seqs x 4 accum x 2048 = 524,288 tokens/step\nbatch 8\n",
+        # a column of peaks without a unit; a title that doubts; a reference and partial sums in another format
+        "| card | in | acc | ms | TFLOPS | dense peak | of peak |\n|---|---|---|---|---|---|---|\n"
+        "| RTX 4090 | fp16 | fp32 | 6.92 | 158.9 | 165.2 | 96% |\n"
+        "| RTX 4090 | fp16 | fp16 | 3.63 | 302.9 | 330.3 | 92% |\n\nThe tensor cores do 165 TFLOPS dense.\n",
+        "## 303 TFLOPS on a 4090?? somebody counts twice\n\nThe peak of the 4090 is 165 TFLOPS dense in fp16.\n",
+        "RTX 4090, fp16 in, fp16 out. The other mode is limited to 165 TFLOPS.\n\nErrors vs float64 grow with K. With "
+        "partial sums in fp32 it takes 3.98 ms on the 4090, which is 276.3 TFLOPS.\n",
+        # the two figures behind "while" are of another thing
+        "The load grows by a factor of 40 while the speed for each user falls from 88.0 to 22.0 tokens/s.\n",
+        # the reader of files from memory; what a link can do; a link that a later sentence names
+        "The slot of the SSD is PCIe Gen4 x4, so 7.9 GB/s is the most.\n\nYes, 24 GB/s out of a 7 GB/s drive. "
+        "All files fit into RAM, so from the second epoch on the drive is idle.\n",
+        "L40S, PCIe Gen4 x16.\n\n| loader | s | GB/s |\n|---|---|---|\n| pickle | 6.31 | 2.55 |\n"
+        "| mmap | 1.27 | 12.65 |\n"
+        "| stream | 1.33 | 12.08 |\n\nThus mmap reaches half of what PCIe Gen4 x16 can do (about 25 GB/s).\n",
+        "One CPU with 8 threads takes 2.02 ms (33.2 GB/s). With the copy over PCIe 3.0 x16 it would be 5.51 ms.\n",
+        # a bound that the sentence works out is no rate of its MFU
+        "A100 40GB, 6.74B params in fp16, batch 1. The loop makes 74.2 tok/s.\n\n2 x 6.74e9 x 74.2 = 1.00 TFLOPS, "
+        "thus 0.32% MFU. More than 1555 / 13.48 = 115 tok/s is not possible.\n",
+        # caches that nobody empties
+        "RTX 4090, 72 MB of L2, 1008 GB/s. I don't flush the cache.\n\n| rows | MB moved | old us | new us | GB/s |\n"
+        "|---|---|---|---|---|\n| 1024 | 16.8 | 27.4 | 6.4 | 2621 |\n| 8192 | 134.2 | 612.5 | 146.9 | 914 |\n",
+        # half a thousand tokens; a product of two sizes states neither
+        "A100-SXM4 80GB, bf16, attention with 16 heads, head dim 128, non-causal. We keep batch x seqlen = 16k.\n\n"
+        "| seqlen | batch | ms | TFLOPs/s |\n|---|---|---|---|\n| 0.5k | 32 | 0.417 | 165 |\n"
+        "| 1k | 16 | 0.735 | 187 |\n",
+        # one of two utilisations follows
+        "| GPUs | tokens/s/GPU | MFU (6N) | with recompute |\n|---|---|---|---|\n| 8 | 2,310 | 29.9% | 39.9% |\n"
+        "| 16 | 2,731 | 35.4% | 35.4% |\n| 32 | 2,631 | 34.1% | 34.1% |\n| 64 | 2,514 | 32.6% | 32.6% |\n",
+        # a cap beside the draw; energy of each image; a run without a flag is none of the table
+        "| cap W | avg W | s/image | J/image |\n|---|---|---|---|\n| 450 | 408 | 3.92 | 1599 |\n"
+        "| 350 | 338 | 4.11 | 1389 |\n| 300 | 294 | 4.43 | 1302 |\n| 250 | 247 | 5.18 | 1279 |\n"
+        "| 200 | 199 | 7.04 | 1401 |\n\nAt 300 W it saves 19 % energy.\n",
+        "| depth | t/s |\n|---|---|\n| 0 | 34.12 |\n| 4096 | 29.36 |\n| 8192 | 25.71 |\n\n"
+        "Without `-fa 1` the speed at depth 8192 is 15% lower.\n",
     ],
 )
 def test_nothing_is_asked_of_what_the_text_knows(text):
     assert audit_text(text, "x.md").findings == ()
+
+
+_LISTED = (
+    "#  Rank  0 Group  0 Pid 1 on n1 device  0 [0x19] H100\n#  Rank  1 Group  0 Pid 1 on n1 device  1 [0x3b] H100\n"
+)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        # Not all ranks are listed, and two small figures leave their quotient open.
+        (
+            "x.log",
+            "$ all_reduce_perf -b 8 -e 8G -g 8\n# nThread 1 nGpus 8 minBytes 8\n"
+            + _LISTED
+            + "#       size         count      type   redop    root    time   algbw   busbw\n"
+            "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)\n"
+            "        1024           256     float     sum      -1   22.18   0.05   0.08\n"
+            "       65536         16384     float     sum      -1   24.67   2.66   4.65\n",
+        ),
+        # Tables of other columns below remarks; bus bandwidth is no traffic.
+        (
+            "x.csv",
+            "# algbw = size / time\ncollective,ranks,size_MiB,time_us,algbw_GBps,busbw_GBps\n"
+            "all_reduce,16,64,412,162.9,305.4\nall_reduce,16,512,2710,198.1,371.5\nall_gather,16,64,247,271.7,254.7\n"
+            "all_gather,16,512,1521,353.0,330.9\nall_gather,16,4096,11430,375.8,352.3\nalltoall,16,64,1010,66.4,62.3\n"
+            "# latency\ncollective,ranks,scope,time_us\nall_reduce,8,intra,17.2\nall_gather,8,intra,14.8\n"
+            "# one port\nrail,0,1,2,3,4,5,6,7\nGBps,48.9,48.9,49.0,48.9,48.8,48.9,48.9,49.0\n",
+        ),
+        (
+            "x.yaml",
+            "model:\n  vocab: 50304\nhardware:\n  gpus_total: 32\n  peak_tflops_per_gpu: 312\n"
+            "parallelism: {dp: 32, tp: 1, pp: 1, zero_stage: 1}\n"
+            "batch:\n  global_tokens: 1048576\nthroughput:\n  mfu: 0.418\nrun:\n  wall_hours: 13.78\n  gpu_hours: 441\n"
+            "eval:\n  piqa_acc: 0.706\nnotes: >\n",
+        ),
+    ],
+)
+def test_nothing_is_asked_of_what_a_tool_printed(name, text):
+    assert audit_text(text, name).findings == ()
