@@ -292,9 +292,6 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
             continue
         rows: list[tuple[int, list[str]]] = []
         used, end, between = 1, 1, False
-        # The index of a data frame has its name on a line of its own.
-        if header[0] == "" and len(lines) > i + 2 and re.fullmatch(r"\w+\s*", lines[i + 1].text):
-            used = end = 2
         # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
         below = lines[i + 1].text.lstrip("# ").strip() if i + 1 < len(lines) else ""
         if below and not re.sub(r"\([^()]*\)|\s", "", below):

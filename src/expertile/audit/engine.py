@@ -131,7 +131,7 @@ def _given(gpu: str, dtype: str, shape: str) -> str:
 
 
 def _asks(lines: list[str], line: int) -> bool:
-    """Whether a line is a title that ends with a question mark, or calls the figure impossible: the text knows."""
+    """Whether a line is a title that asks, or calls the figure impossible: the text knows."""
     said = lines[line - 1] if 0 < line <= len(lines) else ""
     if re.search(r"(?i)\bimpossible\b|magic\b", "\n".join(lines[max(0, line - 2) : line + 1])):
         return True

@@ -296,11 +296,6 @@ def unit_of_name(name: str) -> Unit | None:
             text = re.sub(r"^[$€]", "USD", piece.strip().lstrip("~≈# "))
             found = match_unit(text)
             if found and found[1] >= len(text) - 2 and found[0].kind not in ("items", "params"):
-                per = _MONEY_PER.search(re.sub(r"[(\[].*?[)\]]", "", name))
-                each = match_unit(f"J per {per[1]}") if per and found[0].kind in ("energy", "money") else None
-                if each and "/" in each[0].kind:
-                    kind = product(found[0].kind, each[0].kind.partition("/")[2], -1)
-                    return Unit(kind, found[0].low * each[0].low, found[0].high * each[0].high)
                 return _averaged(found[0], spaced)
     # "tokens_per_s", "gb_s" and "tok_s" are rates.
     bare = re.sub(r"[(\[][^()\[\]]*[)\]]", " ", name).replace("_", " ")

@@ -79,8 +79,6 @@ def _side(text: str) -> _Side | None:
     except (ArithmeticError, SyntaxError, TypeError):
         return None
     share = sum(x / (value if "+" in text else of) for x, of in off)
-    if re.search(r"[xX] ?[+−-]|[+−-] ?\d*[xX]\b", text):  # 2x + 5
-        return None
     # Of figures in several units no sum can be judged.
     mixed = len(units) > 1 and re.search(r"[+−–]| - ", text)
     return None if mixed or value <= 0 else _Side(text, value, share, first, count, units)

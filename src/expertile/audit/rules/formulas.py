@@ -172,9 +172,6 @@ def _nearest(report: Report, some: tuple[Named, ...], figure: Named, last: int) 
     for distance, of in enumerate(([f for f in some if f.row is row], block, [f for f in some if not _in_grid(f.row)])):
         if len({f.value.mid for f in of}) == 1 and not (distance == 1 and _in_grid(row)):
             return of[0], distance
-        keyed = [f for f in of if f.key]
-        if distance == 2 and len({f.value.mid for f in keyed}) == 1:  # what a sentence says may be of another
-            return keyed[0], distance
         above = [f for f in of if f.line <= figure.line]
         if distance == 1 and above and len(of) > 1 and report.blocks[row.block].kind == "code":
             return max(above, key=lambda f: f.line), distance  # a log's

@@ -76,7 +76,6 @@ _NIC = regex(
 _ALONE = regex(r"(?i)\b(?:per|each|own|one) (?:gpu|rank|nic|port|adapter)\b")  # one NIC carries it
 _ONE_NIC = regex(r"\b(?:single|one) (?:[\w-]+ )?(?:adapter|nic|port|hca|cable)\b")
 _PORTS = regex(rf"(?i)\b(\d|{'|'.join(DIGITS)}) ports\b")
-_SENT = regex(r"(?i)\b(?:send|sent|recv|receive)\b.*\b(?:node|port|nic)\b")
 _ONE_PORT = regex(r"(?i)\b(?:one|single|1) port\b")
 _OVER = regex(r"(?i)\b(?:over|across|through|via)\b")
 _PAST = regex(  # "126 tok/s, over the 69 tok/s limit of …"
@@ -124,10 +123,6 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
         return "/".join(facts(own).of("formats") or row.stated("formats")[:1])
     if row.kind == "table" and q.label == "dram":
         return "memory"
-    if row.kind == "table" and _SENT.search(q.label) and "network" in _parts(row.report.text):
-        return "network"
-    if row.kind == "line" and _ONE_PORT.search(row.text) and "network" in _parts(row.report.text):
-        return "network"
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
     block = row.report.blocks[row.block]
     if row.kind == "line" and block.kind == "code" and block.lines:  # above the lines of one

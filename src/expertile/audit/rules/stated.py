@@ -58,9 +58,7 @@ def _begins(record: Record, of: str) -> Named | None:
     return next((f for f in record.figures if re.match(rf"(?i){re.escape(of)} ?=", f.name)), None)
 
 
-def _operand(text: str, record: Record, lone: dict[tuple[str, ...], Named]) -> Named | float | None:
-    if re.fullmatch(r"[\d.]+", text):
-        return float(text)
+def _operand(text: str, record: Record, lone: dict[tuple[str, ...], Named]) -> Named | None:
     name = words(text) or (text.lower(),)
     return _like(record, name) or lone.get(name) or (_like(record, (name[0],)) if len(name) == 1 else None)
 
@@ -99,8 +97,6 @@ def _rows(of: str, tokens: list[str], held: list[Record], lone: dict[tuple[str, 
             record = replace(record, figures=[f for f in record.figures if f is not target])
         parts = {t: p for t in names if isinstance(p := _operand(t, record, lone), Named)}
         if not isinstance(target, Named) or len(parts) < len({*names}) or target in parts.values():
-            continue
-        if not any(f in record.figures for f in parts.values()):
             continue
         target, parts = (_bare(target), {t: _bare(f) for t, f in parts.items()}) if raw else (target, parts)
         plain = {t: f.value for t, f in parts.items()}

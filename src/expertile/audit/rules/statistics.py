@@ -2,7 +2,6 @@
 "geomean_speedup") against the lists and columns of that name, wherever these stand in the report."""
 
 import itertools
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -92,17 +91,12 @@ def _ordered(record: Record) -> Iterator[Finding]:
             ((r, f) for r, f in held.items() if isinstance(r, float) and (not rate or r in (0, 100))),
             key=lambda x: x[0],
         )
-        mean, std = held.get("mean"), held.get("std")
+        mean = held.get("mean")
         pairs = [(a, b) for (_, a), (_, b) in itertools.combinations(ranked, 2)]
         pairs += [(f, mean) for r, f in ranked if r == 0 and mean] + [(mean, f) for r, f in ranked if r == 100 and mean]
         wrong = [(a, b) for a, b in pairs if a and b and a.value - a.off > (b.value + b.off) * 1.002 and b.value > 0]
         for a, b in wrong[:1]:
             yield finding(INCONSISTENT, "order", f"{a.name}, {a.text}, is more than {b.name}, {b.text}", b, a)
-        if std and 0.0 in held and 100.0 in held and not wrong:
-            span = held[100.0].value + held[100.0].off - held[0.0].value + held[0.0].off
-            if std.value - std.off > span / math.sqrt(2) > 0:
-                message = f"values within {held[0.0].text} and {held[100.0].text} deviate by {span / 2:.3g} at most"
-                yield finding(INCONSISTENT, "order", f"{message}, not {std.text}", std, held[0.0], held[100.0])
 
 
 def summaries(report: Report) -> Iterator[Finding]:

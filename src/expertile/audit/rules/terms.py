@@ -14,7 +14,7 @@ from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
 from expertile.audit.rules.hardware import on_sheet
-from expertile.audit.rules.work import Term, total_of, work_of
+from expertile.audit.rules.work import Term, work_of
 from expertile.audit.units import UNTYPED, product
 
 NO_RUN = r"(?i)peak|theoret|roofline|limit|bound|expected|model\b|estimate|predict|ideal|\bmax\b|ridge|balance|\bcap\b"
@@ -177,10 +177,6 @@ def terms(row: Row) -> tuple[Term, ...]:
         text = f"{batch.value:.0f} × {seq.value:.0f} tokens"
         found.append(Term("tokens", exact(batch.value * seq.value), text, (batch.line, seq.line), near=False))
         found += [replace(found[-1], kind="token/item")] * any(t.kind == "s_per_item" for t in found)
-    lengths = [s for s in (row.size("in_len"), row.size("out_len")) if s]
-    if lengths and row.of("items_per_s") and not any(t.kind == "token/item" for t in found):
-        some = [Term("token/item", exact(s.value), f"{s.value:.0f} tokens", (s.line,), near=False) for s in lengths]
-        found += [*some, total_of(some)] if len(some) == 2 else some
     kinds = {t.kind for t in found}
     if gpus and ("gpu*s" in kinds or any("$" in kind for kind in kinds)):
         found.append(Term("gpu", exact(gpus.value), f"{gpus.value:.0f} GPUs", (gpus.line,), None, near=gpus.near))
@@ -204,10 +200,8 @@ def _whole(row: Row, text: str, held: bool = False) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def parameters(row: Row, held: bool = False) -> float | None:
-    """The one number of parameters that the row states, what leads to it, or the report; those `held`, or used."""
-    if held and (m := re.search(r"(?i)\btotal param\w*[ _]\(?b\)?: ?(\d[\d.]*)", row.text)):
-        return float(m[1]) * 1e9
+def parameters(row: Row) -> float | None:
+    """The one number of parameters that the row states, what leads to it, or the report."""
     column = [q.value.mid for q in row.of("params") if row.kind == "table" and "param" in q.label.lower()]
     if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text, held):
         return column[0]

@@ -143,10 +143,6 @@ def work_of(row: Row) -> Term | None:
         formula += f"·{b:.0f}·{h:.0f}·{length:.0f}²·{d:.0f}"
         near, lines = all(x.near for x in of), tuple(x.line for x in of)
         return Term("flop", exact(4 * half * b * h * length**2 * d), f"{formula} FLOP", lines, None, also, near)
-    if not other and (layer := sizes("tokens", "ffn", "hidden")):
-        topk = row.size("topk")
-        counts = tuple(c * (topk.value if topk else 1) for c in (1, 2, 3))
-        return gemm(layer)
     # A column of shapes and another of TFLOPS are products; the rows must confirm it.
     shaped = row.kind == "table" and row.of("rate") and [len(t) for t in row.facts.of("tuples")] == [3]
     prose = row.report.blocks[row.block].kind == "prose"
