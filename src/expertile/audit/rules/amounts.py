@@ -177,7 +177,7 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
         if not formats and before and len(row.of("bytes")) == 1:  # of the sentence before, the narrowest
             formats = tuple(sorted(before.facts.of("formats"), key=lambda f: BITS[f])[:1])
         formats = own or (formats if len(row.of("bytes")) == 1 else formats * (not re.search(r"\bbits?\b", words)))
-        n = parameters(row) if len(formats) == 1 and q is row.of("bytes")[0] else None
+        n = parameters(row, held=True) if len(formats) == 1 and q is row.of("bytes")[0] else None
         stated = {*re.findall(r"\b([2-8])[- ]?bits?\b", row.text)}
         bits = float(stated.pop()) if len(stated) == 1 and n else BITS[formats[0]] if n else 0.0
         least = (n or 0.0) * bits / 8 / (gpus[0] if memory else 1)

@@ -200,8 +200,8 @@ def _whole(row: Row, text: str, held: bool = False) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def parameters(row: Row) -> float | None:
-    """The one number of parameters that the row states, what leads to it, or the report."""
+def parameters(row: Row, held: bool = False) -> float | None:
+    """The one number of parameters that the row states, what leads to it, or the report; those `held`, or used."""
     column = [q.value.mid for q in row.of("params") if row.kind == "table" and "param" in q.label.lower()]
     if len(column) == 1 and column[0] > 1e7 and _whole(row, row.text, held):
         return column[0]
