@@ -917,8 +917,8 @@ def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape)
         "RTX 4090, 72 MB of L2, 1008 GB/s. I don't flush the cache.\n\n| rows | MB moved | old us | new us | GB/s |\n"
         "|---|---|---|---|---|\n| 1024 | 16.8 | 27.4 | 6.4 | 2621 |\n| 8192 | 134.2 | 612.5 | 146.9 | 914 |\n",
         # a batch that hangs on the row
-        "One H100 SXM5, bf16, causal attention forward. The batch size is 16384/S; 16 heads of dimension 128. FLOPs are "
-        "4 S^2 d h b.\n\n| S | b | ms | speed-up |\n|---|---|---|---|\n| 512 | 32 | 0.1762 | 1.00 |\n"
+        "One H100 SXM5, bf16, causal attention forward. The batch size is 16384/S; 16 heads of dimension 128. "
+        "FLOPs are 4 S^2 d h b.\n\n| S | b | ms | speed-up |\n|---|---|---|---|\n| 512 | 32 | 0.1762 | 1.00 |\n"
         "| 1k | 16 | 0.2804 | 1.00 |\n",
         # half a thousand tokens; a product of two sizes states neither
         "A100-SXM4 80GB, bf16, attention with 16 heads, head dim 128, non-causal. We keep batch x seqlen = 16k.\n\n"

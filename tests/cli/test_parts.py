@@ -61,6 +61,14 @@ def test_names_choose_among_backends_and_rivals():
     assert left and left == {r.name for o in softmax.operators for r in operators()[o.name].rivals} - {"torch"}
 
 
+def test_options_go_to_the_presets_that_take_them():
+    spec = BenchSpec(presets=("models", "rows"), inline=(INLINE,), only=("mixtral*", "mine", "*softmax*"), tokens=(64,))
+    models, *rest = parts(spec, H200)
+    assert {w.preset for w in models.workloads} == {"models"} and rest[-1].workloads == (INLINE,)
+    with pytest.raises(ValueError, match="tokens: expected a preset that takes this option"):
+        parts(BenchSpec(presets=("rows",), tokens=(64,)), H200)
+
+
 def test_patterns_choose_among_workloads():
     presets, inline = ("anchors", "squares", "softmax-v100"), (INLINE,)
     (anchors,) = parts(BenchSpec(presets=presets, inline=inline, only=("wgrad-*",)), H200)

@@ -35,6 +35,14 @@ def test_round_trip(block, shape, power_of_two):
     assert (q.values.float().abs() <= E4M3_MAX).all()
 
 
+@pytest.mark.parametrize("shape", [(2, 256, 128), (130, 200)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dequantised_once(shape, dtype):
+    """Scales that 16 bits do not hold."""
+    q = Fp8Blocks.quantize(normal(*shape) * 1e-5, (128, 128))
+    assert torch.equal(q.dequantize(dtype), q.dequantize().to(dtype))
+
+
 def test_error_of_normal_data():
     x = normal(512, 1024)
     for block in ((1, 128), (128, 128)):

@@ -97,6 +97,9 @@ def test_habits_of_a_module():
     other.load_state_dict(layer.state_dict())
     x = torch.randn(9, 16).to(torch.bfloat16)
     assert torch.equal(layer(x), other(x)) and torch.equal(layer(x), layer(x))
+    adapted = make("deepseek-v3", dtype=torch.bfloat16, device="meta").add_lora(2).to_empty(device="cpu")
+    adapted.reset_parameters()
+    assert not adapted.down_lora_b.any() and 0 < adapted.down_lora_a.abs().max() <= adapted.down_lora_a.shape[1] ** -0.5
     assert layer.float()(x.float()).dtype is torch.float32
     assert layer(x.float()[:0]).shape == (0, 16) and layer(x.float()[0]).shape == (16,)
 
@@ -283,3 +286,14 @@ def test_quantised_experts_compile(format):
     x = torch.randn(6, 128).bfloat16()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), layer(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
+def test_a_batch_of_gradients_at_once(name):
+    layer, x = make(name), torch.randn(3, 16, requires_grad=True)
+    wanted, grads = (x, layer.gate_up, layer.router), torch.randn(2, 3, 16)
+    batch = torch.autograd.grad(layer(x), wanted, grads, is_grads_batched=True)
+    for i, grad in enumerate(grads):
+        for found, expected in zip(batch, torch.autograd.grad(layer(x), wanted, grad), strict=True):
+            torch.testing.assert_close(found[i], expected, rtol=1e-4, atol=1e-5)
+    assert not any(g.requires_grad for g in batch)

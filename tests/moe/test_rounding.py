@@ -98,6 +98,9 @@ def test_effect():
     assert (effect.slots_dropped, effect.slots_added) == (1, 1)
     assert effect.weight_dropped == pytest.approx(0.2 / 1.4) and effect.weight_added == pytest.approx(0.2 / 1.4)
     assert (effect.tokens_changed, effect.tokens_without_expert, effect.largest_loss) == (0.5, 0.25, 1.0)
+    ids[0, 0] = rounded[0, 0] = rounded[1, 0] = -1  # dropped, as 3 is
+    effect = rounding_effect(ids, weights, rounded, 3, top_k=1, tile=2)
+    assert (effect.rows_before, effect.rows_after, effect.slots_dropped) == (3, 3, 1)
 
 
 def test_of_the_router():

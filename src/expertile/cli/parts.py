@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from expertile.device import Device
-from expertile.lab.bench.config import BenchSpec
+from expertile.lab.bench.config import OPTIONS, BenchSpec
+from expertile.lab.bench.presets import preset_options
 from expertile.lab.flashinfer import load, operator, workload
 from expertile.lab.operators import Operator, end_to_end, for_cpu, operators
 from expertile.lab.race.operator import Workload
@@ -52,16 +53,21 @@ def parts(spec: BenchSpec, device: Device) -> tuple[Part, ...]:
     of a workload, for a part in which they leave none, and for candidates with nothing to compute.
     """
     _check_names(spec)
-    if spec.only:
-        _check_patterns(spec)
-        presets = (name for name in spec.presets if replace(spec, presets=(name,), inline=()).workloads())
-        spec = replace(spec, presets=tuple(presets), inline=replace(spec, presets=()).workloads())
-    found = [_part(name, replace(spec, presets=(name,), inline=()), device) for name in spec.presets]
-    if spec.inline:
-        found.append(_part(CUSTOM, replace(spec, presets=()), device))
+    spec.workloads()  # for an option that no preset takes
+    _check_patterns(spec)
+    alone = [(name, _alone(spec, name)) for name in (*spec.presets, *[CUSTOM] * bool(spec.inline))]
+    found = [_part(name, part, device) for name, part in alone if not spec.only or part.workloads()]
     if spec.candidates and not any(part.candidates for part in found):
         raise ValueError(f"candidate: expected a preset of grouped products for it, got {', '.join(spec.presets)}")
     return tuple(found)
+
+
+def _alone(spec: BenchSpec, name: str) -> BenchSpec:
+    """`spec` with one preset, or with none and its own workloads, and of the options those that this takes."""
+    own = name == CUSTOM
+    takes = () if own else preset_options(name)
+    spec = replace(spec, presets=() if own else (name,), inline=spec.inline if own else ())
+    return replace(spec, **{option: None for option in OPTIONS if option not in takes})
 
 
 def _part(name: str, spec: BenchSpec, device: Device) -> Part:

@@ -198,10 +198,15 @@ class QuantizedBuffers(torch.nn.Module):
 
 
 def dequantize(values: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """values [..., R, C] · scales [..., ceil(R / rows), ceil(C / columns)], each for a block of (rows, columns)."""
-    rows, cols = values.shape[-2:]
-    spread = scales.to(dtype).repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :cols]
-    return values.to(dtype) * spread
+    """values [..., R, C] · scales [..., ceil(R / rows), ceil(C / columns)], each for a block of (rows, columns). Exact
+    in float32 (float64 where that is asked for), rounded once."""
+    (rows, cols), (high, broad) = values.shape[-2:], block
+    wide = torch.promote_types(dtype, torch.float32)
+    if rows % high or cols % broad:
+        spread = scales.to(wide).repeat_interleave(high, -2)[..., :rows, :].repeat_interleave(broad, -1)[..., :cols]
+        return (values.to(wide) * spread).to(dtype)
+    blocks = values.to(wide).unflatten(-1, (cols // broad, broad)).unflatten(-3, (rows // high, high))
+    return blocks.mul_(scales.to(wide)[..., :, None, :, None]).flatten(-4, -3).flatten(-2, -1).to(dtype)
 
 
 def aligned_offs(offs: Tensor) -> Tensor:

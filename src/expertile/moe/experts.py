@@ -38,7 +38,7 @@ from expertile.ops.gathered_mm.combine import formula as combine_formula
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.autograd import by_columns
 from expertile.ops.launch.device import wide, wide_dtype
-from expertile.ops.torch_op import define, gradients_of, graph_is_kept, traced
+from expertile.ops.torch_op import batched, define, gradients_of, graph_is_kept, traced
 
 _T = torch.Tensor
 _Maybe = torch.Tensor | None
@@ -68,7 +68,7 @@ class _MoeMlp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: _T) -> tuple[Any, ...]:  # type: ignore[override]
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated in turn
+        if torch.is_grad_enabled() or batched(dy):  # create_graph=True: the gradients are differentiated in turn
             topk_ids, (activation, interleaved, _) = saved[6], ctx.form
             again = lambda *operands: formula(operands, topk_ids, activation, interleaved)  # noqa: E731
             return None, None, *gradients_of(again, saved[:6], dy)

@@ -131,7 +131,8 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw every weight and bias as `torch.nn.Linear` does, from U(-1, 1) / sqrt(inputs); no correction.
+        """Draw every weight and bias as `torch.nn.Linear` does, from U(-1, 1) / sqrt(inputs); no correction, and
+        adapters that add nothing.
 
         Quantised experts, and their biases, stay as they are.
         """
@@ -140,6 +141,14 @@ class MoE(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
         if self.correction_bias is not None:
             self.correction_bias.zero_()
+        self._reset_lora()
+
+    def _reset_lora(self) -> None:
+        """Draw the adapters' factor of the inputs as `torch.nn.Linear` does, and make the other zeros."""
+        for name in ("gate_up", "down"):
+            if (a := getattr(self, f"{name}_lora_a", None)) is not None:
+                nn.init.uniform_(a, -(a.shape[1] ** -0.5), a.shape[1] ** -0.5)
+                getattr(self, f"{name}_lora_b").zero_()
 
     @torch.no_grad()
     def quantize_experts(self, format: str) -> "MoE":
@@ -172,8 +181,8 @@ class MoE(nn.Module):
 
         New parameters, laid out as PEFT does (`expertile.moe.lora.Adapter`), for each of `targets`:
         `gate_up_lora_a` [E · rank, H], drawn as by `torch.nn.Linear`, and `gate_up_lora_b` [2I, rank · E], zeros; so
-        the layer computes what it did. `alpha`: the delta is scaled by alpha / rank; rank by default. `dtype`: of the
-        adapters; the router's by default. Router and shared expert stay as they are.
+        the layer computes what it did. `alpha`: the delta is scaled by alpha / rank, which a state_dict does not hold;
+        rank by default. `dtype`: of the adapters; the router's by default. Router and shared expert stay as they are.
 
         Raises:
             ValueError: a rank below 1, targets other than gate_up and down, or a layer with adapters already or with
@@ -194,10 +203,9 @@ class MoE(nn.Module):
                 frozen.requires_grad_(False)
         for name, (out, columns) in {"gate_up": (2 * i, h), "down": (h, i)}.items():
             if name in targets:
-                a = nn.Parameter(torch.empty(e * rank, columns, **options))
-                nn.init.uniform_(a, -(columns**-0.5), columns**-0.5)
-                setattr(self, f"{name}_lora_a", a)
-                setattr(self, f"{name}_lora_b", nn.Parameter(torch.zeros(out, e * rank, **options)))
+                setattr(self, f"{name}_lora_a", nn.Parameter(torch.empty(e * rank, columns, **options)))
+                setattr(self, f"{name}_lora_b", nn.Parameter(torch.empty(out, e * rank, **options)))
+        self._reset_lora()
         self.lora_scale = (rank if alpha is None else alpha) / rank
         return self
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from expertile.moe import _few
 from expertile.moe.expert_weights import autocasts
 from expertile.ops.grouped_mm.api import grouped_mm
-from expertile.ops.torch_op import traced
+from expertile.ops.torch_op import batched, traced
 
 
 def router_logits(x: Tensor, router: Tensor, bias: Tensor | None = None, *, batch_invariant: bool = False) -> Tensor:
@@ -76,7 +76,7 @@ class _Beside(torch.autograd.Function):
         if dx is None:
             return dlogits @ router, drouter, dbias, None
         # A gradient of gradients would still need dx.
-        over = dx if ctx.overwrite and not torch.is_grad_enabled() else None
+        over = dx if ctx.overwrite and not torch.is_grad_enabled() and not batched(dx) else None
         return torch.addmm(dx, dlogits, router, out=over), drouter, dbias, None
 
 

@@ -222,15 +222,18 @@ class _Once(torch.autograd.Function):
 def gradients_of(
     formula: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor | None, ...], grad: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of `formula(*inputs)` for `grad`, which can be differentiated again; None for inputs without.
+    """The gradients of `formula(*inputs)` for `grad`, which can be differentiated again where gradients are enabled;
+    None for inputs without.
 
-    For the backward pass of an autograd.Function under create_graph=True; `formula` is in differentiable operators.
+    For the backward pass of an autograd.Function under create_graph=True, or for a batch of gradients; `formula` is in
+    differentiable operators.
     """
-    # An input may have been made from another: only views of them keep their gradients apart.
-    views = tuple(None if x is None else x.view_as(x) for x in inputs)
+    with torch.enable_grad():
+        # An input may have been made from another: only views of them keep their gradients apart.
+        views = tuple(None if x is None else x.view_as(x) for x in inputs)
+        out = formula(*views)
     wanted = [x for x in views if x is not None and x.requires_grad]
-    out = formula(*views)
     if not out.requires_grad:  # nothing to sum: no token, no row
         return tuple(None if x is None else torch.zeros_like(x) for x in inputs)
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=torch.is_grad_enabled(), allow_unused=True))
     return tuple(next(found) if x is not None and x.requires_grad else None for x in views)

@@ -1,6 +1,8 @@
 """A whole run on the CPU with small workloads and stand-in backends: every outcome becomes a record."""
 
 import json
+import os
+import time
 from dataclasses import dataclass, replace
 
 import pytest
@@ -134,6 +136,23 @@ def test_records_are_written_at_once_and_a_run_resumes(tmp_path):
     assert len(read(path)) == 8
     assert any(e.kind == "note" and "2 records" in e.text for e in events)
     assert records(backend("one"), backend("two"), workloads=workloads, out_path=path, resume=True) == []
+
+
+def test_an_edited_candidate_is_not_resumed(tmp_path):
+    path, source = tmp_path / "out.jsonl", tmp_path / "mine.py"
+    right = "import torch\ndef fn(a, b, offs):\n    return torch.nn.functional.grouped_mm(a, b, offs=offs)\n"
+
+    def measured(factor, when):
+        source.write_text(right.replace("return torch", f"return {factor} * torch"))
+        os.utime(source, (when, when))
+        new = records(backend("one"), workloads=(SMALL,), candidates=[f"{source}:fn"], out_path=path, resume=True)
+        return {r.backend: r.status for r in new}
+
+    now = time.time()
+    assert measured(1, now - 9)["mine.py:fn"] == "ok"
+    assert measured(1, now - 9) == {}
+    assert measured(3, now + 9) == {"mine.py:fn": "wrong"}
+    assert [r.status for r in read(path) if r.backend == "mine.py:fn"] == ["wrong"]
 
 
 def test_a_changed_shape_or_machine_is_not_resumed(tmp_path):

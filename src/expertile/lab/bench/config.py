@@ -19,6 +19,7 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.suggest import one_of
 
 POLICIES = ("graph", "eager", "both")
+OPTIONS = ("routing", "tokens", "batch", "seq", "seed")  # that presets take
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
@@ -77,9 +78,7 @@ class BenchSpec:
     def workloads(self) -> tuple[Workload, ...]:
         """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
         ("wgrad-*"). ValueError for an option no preset takes."""
-        presets = workloads_for(
-            self.presets, routing=self.routing, tokens=self.tokens, batch=self.batch, seq=self.seq, seed=self.seed
-        )
+        presets = workloads_for(self.presets, **{option: getattr(self, option) for option in OPTIONS})
         found = (*presets, *self.inline)
         return tuple(w for w in found if not self.only or any(fnmatchcase(w.name, p) for p in self.only))
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from expertile.lab.measure.env import Env
 from expertile.lab.measure.environment import capture_env, new_run_id, same_machine
 from expertile.lab.measure.interleaved import Budget, Failure, device_alive, failure_of, release
 from expertile.lab.operators.grouped_mm import grouped_mm, rivals_of
+from expertile.lab.race.candidate import candidate_name, parse_spec
 from expertile.lab.race.candidate_gate import UserCandidates
 from expertile.lab.race.case import Candidate, Case, Site
 from expertile.lab.race.operands import free_memory
@@ -112,6 +114,8 @@ def run(
         raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
     env = capture_env(site.device)
     path = None if out_path is None else Path(out_path)
+    if resume and path is not None:
+        _forget_edited(path, candidates)
     run_id, held = resumed(path, env) if resume and path is not None else (new_run_id(), [])
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
@@ -315,6 +319,16 @@ def _key(workload: Workload, backend: str, policy: str) -> tuple[str, ...]:
     """`Record.key` of a time that is still to be measured."""
     shape = json.dumps(workload.shape(), sort_keys=True)
     return (workload.op, record_name(workload), shape, workload.dtype, SECONDS, policy, backend)
+
+
+def _forget_edited(path: Path, candidates: Sequence[str]) -> None:
+    """Take from `path` the records of candidates whose files were written since."""
+    edited = {candidate_name(spec): parse_spec(spec)[0].stat().st_mtime for spec in candidates}
+    records = list(read(path)) if path.is_file() else []
+    kept = [r for r in records if datetime.fromisoformat(r.date).timestamp() >= edited.get(r.backend, 0.0)]
+    if len(kept) < len(records):
+        path.unlink()
+        append(path, *kept)
 
 
 def resumed(path: Path, env: Env) -> tuple[str, list[Record]]:
