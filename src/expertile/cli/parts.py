@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from expertile.device import Device
 from expertile.lab.bench.config import OPTIONS, BenchSpec
@@ -67,7 +68,8 @@ def _alone(spec: BenchSpec, name: str) -> BenchSpec:
     own = name == CUSTOM
     takes = () if own else preset_options(name)
     spec = replace(spec, presets=() if own else (name,), inline=spec.inline if own else ())
-    return replace(spec, **{option: None for option in OPTIONS if option not in takes})
+    unset: dict[str, Any] = {option: None for option in OPTIONS if option not in takes}
+    return replace(spec, **unset)
 
 
 def _part(name: str, spec: BenchSpec, device: Device) -> Part:
