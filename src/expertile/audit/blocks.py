@@ -248,7 +248,7 @@ def _placed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     """Columns under heads that single spaces part, or whose rows' names have a column more: each word belongs to the
     figures below it."""
     rows: list[tuple[int, list[re.Match[str]]]] = []
-    for line in lines[i + 1 :]:
+    for line in (line for line in lines[i + 1 :] if not _RULE.match(line.text)):
         cells = [*re.finditer(r"\S+(?: \S+)*", line.text)]
         if len(cells) < 3 or (rows and len(cells) != len(rows[0][1])) or not is_numeric(cells[-1][0]):
             break
@@ -264,7 +264,8 @@ def _placed(lines: list[Line], i: int) -> tuple[Table, int] | None:
     figures = [c for c in range(len(spans)) if all(is_numeric(cells[c][0]) for _, cells in rows)]
     if len(figures) < 2 or not all(header[c] for c in figures) or not _header_ok(header):
         return None
-    return table_of(header, [(n, [m[0] for m in cells]) for n, cells in rows], lines[i].number), len(rows) + 1
+    used = rows[-1][0] - lines[i].number + 1
+    return table_of(header, [(n, [m[0] for m in cells]) for n, cells in rows], lines[i].number), used
 
 
 _BLANK = ("-", "–", "—", "--", "n/a", "N/A")
