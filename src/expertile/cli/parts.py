@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from expertile.device import Device
-from expertile.lab.bench.config import OPTIONS, BenchSpec
-from expertile.lab.bench.presets import preset_options
+from expertile.lab.bench.config import BenchSpec
+from expertile.lab.bench.presets import check_options, preset_options
 from expertile.lab.flashinfer import load, operator, workload
 from expertile.lab.operators import Operator, end_to_end, for_cpu, operators
 from expertile.lab.race.operator import Workload
@@ -54,7 +54,7 @@ def parts(spec: BenchSpec, device: Device) -> tuple[Part, ...]:
     of a workload, for a part in which they leave none, and for candidates with nothing to compute.
     """
     _check_names(spec)
-    spec.workloads()  # for an option that no preset takes
+    check_options(spec.presets, **spec.options)
     _check_patterns(spec)
     alone = [(name, _alone(spec, name)) for name in (*spec.presets, *[CUSTOM] * bool(spec.inline))]
     found = [_part(name, part, device) for name, part in alone if not spec.only or part.workloads()]
@@ -68,7 +68,7 @@ def _alone(spec: BenchSpec, name: str) -> BenchSpec:
     own = name == CUSTOM
     takes = () if own else preset_options(name)
     spec = replace(spec, presets=() if own else (name,), inline=spec.inline if own else ())
-    unset: dict[str, Any] = {option: None for option in OPTIONS if option not in takes}
+    unset: dict[str, Any] = {option: None for option in spec.options if option not in takes}
     return replace(spec, **unset)
 
 

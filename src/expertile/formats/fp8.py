@@ -205,6 +205,7 @@ def dequantize(values: Tensor, scales: Tensor, block: tuple[int, int], dtype: to
     if rows % high or cols % broad:
         spread = scales.to(wide).repeat_interleave(high, -2)[..., :rows, :].repeat_interleave(broad, -1)[..., :cols]
         return (values.to(wide) * spread).to(dtype)
+    # Whole blocks: no scale for each value is spread out beside the values.
     blocks = values.to(wide).unflatten(-1, (cols // broad, broad)).unflatten(-3, (rows // high, high))
     return blocks.mul_(scales.to(wide)[..., :, None, :, None]).flatten(-4, -3).flatten(-2, -1).to(dtype)
 

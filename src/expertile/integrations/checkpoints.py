@@ -25,9 +25,15 @@ from expertile.formats.checkpoint import Get, in_format, read_linear, read_weigh
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
-from expertile.integrations.transformers import NAME, refuse_to_save, register, replace_weight, require_gate
+from expertile.integrations.transformers import (
+    NAME,
+    PROJECTIONS,
+    refuse_to_save,
+    register,
+    replace_weight,
+    require_gate,
+)
 
-_PROJECTIONS = ("gate_up_proj", "down_proj")
 # How checkpoints call the linear layers of one expert: those under one another in gate_up_proj, and down_proj.
 _LINEAR = ((("gate_proj", "up_proj"), ("down_proj",)), (("w1", "w3"), ("w2",)))
 _FIELDS = ("weight", "weight_packed", "qweight")
@@ -97,11 +103,11 @@ def load_experts(
             quantised ones whose gate no kernel has.
     """
     get = reader(source)
-    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in _PROJECTIONS)]
+    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in PROJECTIONS)]
     if not layers:
         raise ValueError("model: expected experts with gate_up_proj and down_proj, got none")
     for done, (name, experts) in enumerate(layers, 1):
-        for projection in _PROJECTIONS:
+        for projection in PROJECTIONS:
             weight = _stored(get, name, projection, experts, format, dtype, device)
             parameter, full = getattr(experts, projection), f"{name}.{projection}"
             expected = tuple(parameter.mT.shape if experts.is_transposed else parameter.shape)
@@ -129,7 +135,7 @@ def _stored(
     device: torch.device | str | None,
 ) -> Any:
     """A projection of all experts, [E, N, K], as it is stored, or in `format`."""
-    which = _PROJECTIONS.index(projection)
+    which = PROJECTIONS.index(projection)
     for stem in _called(name):
         full = f"{stem}.{projection}"
         blocks = get(f"{full}_blocks")

@@ -71,6 +71,7 @@ _CLAMPED_GATES = {
         "swiglu_limit",
     ),
 }
+PROJECTIONS = ("gate_up_proj", "down_proj")
 _WEIGHTS = frozenset(f"{name}{bias}" for name in ("gate_up_proj", "up_proj", "down_proj") for bias in ("", "_bias"))
 
 
@@ -128,7 +129,7 @@ def quantize_experts(model: Any, format: str) -> Any:
 
 def _projections(experts: Any) -> dict[str, torch.Tensor]:
     """Weights by name, [E, rows, columns]."""
-    found = {name: getattr(experts, name).detach() for name in ("gate_up_proj", "down_proj")}
+    found = {name: getattr(experts, name).detach() for name in PROJECTIONS}
     return {name: weight.mT if experts.is_transposed else weight for name, weight in found.items()}
 
 
@@ -151,7 +152,7 @@ def replace_weight(experts: Any, projection: str, weight: Any) -> None:
 
 
 def _holds_experts(module: Any) -> bool:
-    weights = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    weights = [getattr(module, name, None) for name in PROJECTIONS]
     described = all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed"))
     return described and all(isinstance(w, torch.nn.Parameter) and w.dim() == 3 for w in weights)
 
@@ -297,7 +298,7 @@ def fp8_experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, t
     activation, interleaved = gate
     gate_up, down = (
         Fp8Blocks(getattr(self, name).detach(), getattr(self, f"{name}_scale_inv").detach(), (128, 128))
-        for name in ("gate_up_proj", "down_proj")
+        for name in PROJECTIONS
     )
     return moe_mlp(
         hidden_states, gate_up, down, top_k_index, top_k_weights, activation=activation, interleaved=interleaved

@@ -75,10 +75,15 @@ class BenchSpec:
         """Whether a backend of that name is among `include` (empty: all are) and not in `skip`."""
         return (not self.include or backend in self.include) and backend not in self.skip
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of `OPTIONS`, None where one is not given."""
+        return {option: getattr(self, option) for option in OPTIONS}
+
     def workloads(self) -> tuple[Workload, ...]:
         """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
         ("wgrad-*"). ValueError for an option no preset takes."""
-        presets = workloads_for(self.presets, **{option: getattr(self, option) for option in OPTIONS})
+        presets = workloads_for(self.presets, **self.options)
         found = (*presets, *self.inline)
         return tuple(w for w in found if not self.only or any(fnmatchcase(w.name, p) for p in self.only))
 

@@ -198,17 +198,22 @@ def preset(name: str, **options: Any) -> tuple[Any, ...]:
     return tuple(_builder(name)(**{k: v for k, v in options.items() if v is not None}))
 
 
-def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
-    """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it. ValueError if none
-    does."""
-    given = {k: v for k, v in options.items() if v is not None}
-    for option in given:
+def check_options(names: Sequence[str], **options: Any) -> None:
+    """ValueError for an option that is given and that none of the presets takes."""
+    for option in (k for k, v in options.items() if v is not None):
         if not any(option in preset_options(name) for name in names):
             takers = [p for p in PRESETS if option in preset_options(p)]
             raise ValueError(
                 f"{option}: expected a preset that takes this option ({', '.join(takers) or 'none does'}), "
                 f"got {', '.join(names) or 'no preset'}"
             )
+
+
+def workloads_for(names: Sequence[str], **options: Any) -> tuple[Workload, ...]:
+    """The workloads of several of `ALL_PRESETS`; each option goes to the presets that take it. ValueError if none
+    does."""
+    check_options(names, **options)
+    given = {k: v for k, v in options.items() if v is not None}
     found: list[Workload] = []
     for name in names:
         found += preset(name, **{k: v for k, v in given.items() if k in preset_options(name)})

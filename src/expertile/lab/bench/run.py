@@ -114,9 +114,11 @@ def run(
         raise ValueError(f"candidates: expected grouped products for them to compute, got {workloads[0].op} alone")
     env = capture_env(site.device)
     path = None if out_path is None else Path(out_path)
+    run_id, held = new_run_id(), list[Record]()
     if resume and path is not None:
-        _forget_edited(path, candidates)
-    run_id, held = resumed(path, env) if resume and path is not None else (new_run_id(), [])
+        if candidates:
+            _forget_edited(path, candidates)
+        run_id, held = resumed(path, env)
     if seconds is None and torch_device.type != "cuda":
         seconds = _CPU_SECONDS[quick]
     session = _Session(

@@ -228,7 +228,7 @@ class Kernel:
     cluster: int = 1
 
     def launch(self, programs: int, stream: int, arguments: Sequence[Any], pdl: bool) -> Callable[[], None]:
-        """What queues `programs` blocks (a multiple of `cluster`) on the stream, as often as it is called; `early`: as
+        """What queues `programs` blocks (a multiple of `cluster`) on the stream, as often as it is called; `pdl`: as
         a programmatic dependent of what was queued before. A caller whose arguments come again keeps it: to make it
         takes ten times the host's time of a call."""
         values = [t(a) if t is not TensorMap else a for t, a in zip(self.types, arguments, strict=True)]
