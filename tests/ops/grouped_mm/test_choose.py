@@ -47,9 +47,9 @@ def timed(name, seconds, **config):
 def tables(monkeypatch):
     """Give `choose` a table of problem() with these times."""
 
-    def install(*times, of=None, policy="graph"):
+    def install(*times, of=None, policy="graph", more=()):
         measured = Measured(features_of(of or problem()), policy, tuple(sorted(times, key=lambda t: t.seconds)))
-        table = Table("NVIDIA H200", "2026-11-21", {"triton": "3.6.0"}, (measured,)) if times else None
+        table = Table("NVIDIA H200", "2026-11-21", {"triton": "3.6.0"}, (measured, *more)) if times else None
         monkeypatch.setattr(relatives, "load_tables", lambda slug: (table,) if slug == H200.slug and table else ())
         for cached in CACHES:
             cached.cache_clear()
@@ -79,6 +79,15 @@ def test_the_fastest_neighbour_wins_with_its_config(tables):
     assert "measured on NVIDIA H200 2026-11-21 with Triton 3.6.0: nearest ragged_m 8x4096 1024->1024" in choice.why
     assert "next best a at 1." in choice.why
     assert [e.backend for e in choice.estimates] == ["a", "b"]
+
+
+def test_a_measured_problem_goes_by_its_own_times(tables):
+    around = [problem(rows=4096 + 128 * i) for i in (-2, -1, 1, 2)]
+    times = (timed("b", 1e-4), timed("a", 1.5e-4))
+    tables(timed("a", 1e-4), timed("b", 1.1e-4), more=[Measured(features_of(p), "graph", times) for p in around])
+    rivals = (backend("a"), backend("b"))
+    assert choose(problem(), H200, rivals).backend.name == "a"
+    assert choose(problem(rows=4160), H200, rivals).backend.name == "b"
 
 
 def test_a_tie_goes_to_the_first_backend_and_its_first_config(tables):

@@ -126,7 +126,8 @@ def test_an_order_that_a_neighbour_does_not_know_counts_as_the_best_of_its_like(
     near = [(0.0, measured(timed(1e-3), timed(1.5e-3, group_m=16), timed(2e-3, block_m=64)))]
     rivals = [rival(group_m=4), rival(), rival(group_m=16), rival(block_m=64), rival(block_m=32)]
     new, best, other, slow, screened = slowdowns(rivals, near)
-    assert new == best == 0 and other == pytest.approx(math.log(1.5)) and slow == pytest.approx(math.log(2.0))
+    assert best == 0 < new < 0.02, "what was timed itself settles a tie"
+    assert other == pytest.approx(math.log(1.5)) and slow == pytest.approx(math.log(2.0))
     assert screened > 0, "no tile of that height is listed"
 
 

@@ -117,11 +117,13 @@ def _left_out(backend: Backend, problem: Problem, device: Device, reason: str | 
 def by_measurement(
     problem: Problem, device: Device, backends: Sequence[Backend], near: Sequence[tuple[float, Measured]], table: Table
 ) -> Choice[Backend] | None:
-    """The rival with the smallest expected time, by measured problems `near` and their distances, of `table`; None if
-    no neighbour ran any of these backends."""
+    """The rival with the smallest expected time, by measured problems `near` and their distances, of `table`; where one
+    of them is this very problem, by it alone. None if no neighbour ran any of these backends."""
+    features = features_of(problem)
+    near = [(d, m) for d, m in near if m.features == features and not m.gpu] or near
     known = {name for _, measured in near for name in measured.backends}
     rivals = [Rival(b, c) for b in backends if b.name in known for c in auto_configs(b, problem, device)]
-    seconds = expected_seconds(rivals, features_of(problem), near, device)
+    seconds = expected_seconds(rivals, features, near, device)
     timed = [(s, r) for s, r in zip(seconds, rivals, strict=True) if s is not None]
     if not timed:
         return None

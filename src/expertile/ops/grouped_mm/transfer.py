@@ -34,6 +34,8 @@ from expertile.ops.grouped_mm.tuned import Features, Measured, candidate_key, lo
 _BLUR, _MODELLED = 1.5, 100.0
 # What not being listed costs, in logarithms: _PENALTY more than its backend's best, or than _SCREENED_OUT if more.
 _SCREENED_OUT, _PENALTY = 0.05, 0.08
+# What a listed candidate that is only alike counts more, so that those that were timed themselves settle ties.
+_ALIKE = 0.01
 # How much of a modelled difference is carried over.
 _CARRIED = 0.7
 # Of the neighbours' weights: where less of it ran a backend, they are too few or too far to say how it compares. Of our
@@ -102,7 +104,7 @@ def _expected(
     differ = np.column_stack((_CARRIED * changes, np.zeros(len(near))))  # the last: of what has no tile
     differ = differ[:, [len(tiles) if f.tile is None else tiles.index(f.tile) for f in facts]]
     keys = [(key, f.loose) for key, f in zip(_comparable(names, facts), facts, strict=True)]
-    found = np.array([[m.slowdowns.get(k, m.slowdowns.get(loose, math.nan)) for k, loose in keys] for _, m in near])
+    found = np.array([[m.slowdowns.get(k, m.slowdowns.get(loose, math.nan) + _ALIKE) for k, loose in keys] for _, m in near])
     kinds = list(dict.fromkeys((name, f.given) for name, f in zip(names, facts, strict=True)))
     kind = [kinds.index((name, f.given)) for name, f in zip(names, facts, strict=True)]
     of_backend = np.array([[_of_backend(m, *k) for k in kinds] for _, m in near])[:, kind]
