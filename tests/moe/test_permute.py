@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from expertile.moe import permute
 from expertile.moe.permute import permutation
+from tests.support.cuda_emulator import COMPILER, on_host, shows, without
 
 
 def draw(tokens, top_k, experts, dropped=0.0, seed=0, dtype=torch.int32):
@@ -79,3 +81,71 @@ def test_operator():
 def test_a_number_of_experts_may_be_numpys() -> None:
     ids = torch.tensor([[0, 2], [1, 2]])
     assert torch.equal(permutation(ids, np.int64(3)).offs, permutation(ids, 3).offs)
+
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+@pytest.fixture
+def prepare(tmp_path_factory):
+    """Have `_permute.cu` run on the host, with a fault planted in it or none."""
+    folder = tmp_path_factory.getbasetemp() / "permute"
+    folder.mkdir(exist_ok=True)
+
+    def prepared(patch, seed=0, fault=str):
+        on_host(patch, folder, seed=seed, fault=fault)
+        for kept in ("_cuda_kernel", "_cuda_launches"):
+            made = getattr(permute, kept)
+            patch.setattr(permute, kept, getattr(made, "__wrapped__", made))
+
+    return prepared
+
+
+def assert_right_in_cuda(ids, experts):
+    # With room around them, for what a fault writes beside them.
+    room = [torch.full((x.numel() + 2 * 8192,), -7, dtype=torch.int32) for x in permute._empty(ids, experts)]
+    offs, rows, slots, positions = (x[8192:-8192] for x in room)
+    parts = offs, rows, slots, positions.view(ids.shape)
+    permute._by_cuda(ids, experts, parts)
+    assert_right(permute.Permutation(*parts), ids, experts)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "tokens, top_k, experts, dropped, dtype",
+    [
+        (400, 3, 5, 0.0, torch.int32),
+        (1024, 2, 40, 0.3, torch.int64),
+        (150, 8, 300, 0.1, torch.int32),
+        (5, 1, 2048, 0.0, torch.int64),
+        (128, 8, 128, 0.2, torch.int32),
+    ],
+    ids=str,
+)
+def test_definition_in_cuda(monkeypatch, prepare, tokens, top_k, experts, dropped, dtype):
+    prepare(monkeypatch, seed=tokens)
+    monkeypatch.setattr(permute, "_LARGE", 1200)
+    assert_right_in_cuda(draw(tokens, top_k, experts, dropped, dtype=dtype), experts)
+
+
+@needs_compiler
+def test_one_expert_for_all_or_none_and_ids_out_of_range_in_cuda(monkeypatch, prepare):
+    prepare(monkeypatch)
+    strange = torch.tensor([[0, -1], [2**32 + 1, 1], [5, 4]]).repeat(400, 1)
+    for ids in (torch.full((2100, 1), 3), torch.full((700, 2), 4), strange):
+        assert_right_in_cuda(ids, 4)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fault",
+    [
+        without("count_slots", "__syncthreads", 1),
+        without("place_slots", "__syncthreads", 3),  # those before lead to rows anywhere
+        without("place_slots", "__syncwarp"),  # the second is one with `match` of the next slots here
+    ],
+)
+def test_a_missing_barrier_shows_in_cuda(monkeypatch, prepare, fault):
+    shows(
+        monkeypatch, lambda patch, seed: prepare(patch, seed, fault), lambda: assert_right_in_cuda(draw(700, 3, 9), 9)
+    )

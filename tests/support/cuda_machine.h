@@ -307,6 +307,12 @@ inline unsigned __ballot_sync(unsigned, int x) {
   for (int i = 0; i < machine::WARP; i++) bits |= unsigned(all[i]) << i;
   return bits;
 }
+inline unsigned __match_any_sync(unsigned, int x) {
+  const uint64_t* all = machine::meet(unsigned(x));
+  unsigned bits = 0;
+  for (int i = 0; i < machine::WARP; i++) bits |= unsigned(all[i] == unsigned(x)) << i;
+  return bits;
+}
 using std::min;
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline void __syncwarp() { machine::meet(0); }

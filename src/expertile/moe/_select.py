@@ -74,7 +74,8 @@ def _select_on_device(logits: torch.Tensor, bias: torch.Tensor | None, want_scor
     tensors = (logits, None if bias is None else bias.contiguous(), ids, weights, scores if want_scores else None)
     scalars = (tokens, logits.stride(0), experts, size, float(plan.scale))
     constants = (shape, groups_p2, size_p2, plan.top_groups, plan.by_two, packed, block_t, pdl)
-    launch(route_kernel, -(-tokens // block_t), tensors, scalars, constants, num_warps=4, pdl=pdl)
+    warps = 4 if groups_p2 * size_p2 < 256 else 2  # 256 experts: 7.5 us in place of 10.7 (H200, 8192 tokens, top-8)
+    launch(route_kernel, -(-tokens // block_t), tensors, scalars, constants, num_warps=warps, pdl=pdl)
     return weights, ids, scores
 
 

@@ -10,22 +10,28 @@ dropped one) has no row.
 
 What takes time is latency, not bytes, so there are three launches of many small programs:
 
-    count   the histogram of every block of 128 slots                         [E, blocks]
-    scan    for every expert the running sum of its counts over the blocks    one program per expert
+    count   the histogram of every block of slots                             [E, blocks]
+    scan    for every expert the running sum of its counts over the blocks
     place   rank within the block (slots before with the same id) + the block's base + the expert's start
 
-and up to 1024 slots, one program that sorts id * 1024 + slot in one launch.
+On Hopper they are CUDA C++ (`_permute.cu`), blocks of 512 or 1024 slots: a warp ranks its slots by `match`. Elsewhere
+they are Triton's, blocks of 128, which rank by comparing every two. Up to 1024 slots one program does it in one launch;
+Triton's sorts id * 1024 + slot.
 """
 
+from collections.abc import Callable
+from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
 
 from expertile.ops.checks import check_integer
-from expertile.ops.launch.device import on_kernels, supports_pdl
+from expertile.ops.launch import nvrtc
+from expertile.ops.launch.device import capability, current_device, on_kernels, supports_pdl
 from expertile.ops.launch.kernels import launch
 from expertile.ops.launch.pdl import begin
 from expertile.ops.torch_op import define, traced
@@ -35,6 +41,14 @@ BLOCK = 128  # slots that are ranked against each other
 SMALL = 1024  # slots that one program sorts
 MOST_EXPERTS = 2048  # of the kernels, whose histograms stay within registers and shared memory
 _BINS = 2048  # of one histogram: experts * blocks of one program
+_WARPS = 8  # of a program of `_permute.cu`
+# Up to so many slots Triton's sort is as fast as `_permute.cu`; from so many on a program of that takes 1024, else 512.
+_FEW, _LARGE = 256, 2**17
+_PARAMETERS = {  # of its kernels: addresses, then integers
+    "count_slots": (c_void_p,) * 2 + (c_int32,) * 3,
+    "scan_counts": (c_void_p,) * 2 + (c_int32,) * 2,
+    "place_slots": (c_void_p,) * 7 + (c_int32,) * 4,
+}
 
 
 @dataclass(frozen=True)
@@ -168,9 +182,60 @@ def _empty(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     return offs, rows, slots, torch.empty(topk_ids.shape, dtype=torch.int32, device=topk_ids.device)
 
 
+@lru_cache(maxsize=64)
+def _cuda_kernel(name: str, tile: int, long_ids: bool, experts: int, device: int) -> nvrtc.Kernel:
+    """Of `_permute.cu`, on GPU number `device`, the current one, for up to so many experts."""
+    macros = {"WARPS": _WARPS, "GROUPS": tile // (32 * _WARPS), "LONG_IDS": int(long_ids)}
+    binary = nvrtc.compiled(nvrtc.program(macros, "", nvrtc.GROUPS, Path(__file__).with_name("_permute.cu")))
+    return nvrtc.kernel(binary, name, _PARAMETERS[name], 32 * _WARPS, 4 * (_WARPS * experts + _WARPS))
+
+
+@lru_cache(maxsize=1024)
+def _cuda_launches(
+    slots: int,
+    top_k: int,
+    experts: int,
+    tile: int,
+    long_ids: bool,
+    device: int,
+    stream: int,
+    addresses: tuple[int, ...],
+) -> tuple[Callable[[], None], ...]:
+    """Of tensors at these addresses: ids, the scratch memory, and the parts of a permutation."""
+    ids, totals, *parts = addresses
+    tiles, counts = -(-slots // tile), totals + 4 * experts
+    sizes, steps = (tiles, experts), []
+    if tiles > 1:
+        steps = [("count_slots", tiles, (ids, counts, slots)), ("scan_counts", -(-experts // _WARPS), (counts, totals))]
+    else:
+        counts = totals = 0
+    steps.append(("place_slots", tiles, (ids, counts, totals, *parts, slots, top_k)))
+    most = power_of_two(experts, 32)
+    return tuple(
+        _cuda_kernel(name, tile, long_ids, most, device).launch(programs, stream, (*given, *sizes), True)
+        for name, programs, given in steps
+    )
+
+
+def _by_cuda(topk_ids: torch.Tensor, num_experts: int, parts: _Parts) -> None:
+    (tokens, top_k), device = topk_ids.shape, topk_ids.get_device()
+    slots = tokens * top_k
+    tile = 1024 if slots <= 1024 or slots >= _LARGE else 512
+    scratch = torch.empty(num_experts * (-(-slots // tile) + 1), dtype=torch.int32, device=topk_ids.device)
+    with current_device(topk_ids.device):
+        addresses = tuple(x.data_ptr() for x in (topk_ids, scratch, *parts))
+        long_ids, stream = topk_ids.dtype is torch.int64, nvrtc.current_stream(device)
+        for launch in _cuda_launches(slots, top_k, num_experts, tile, long_ids, device, stream, addresses):
+            launch()
+
+
 def _on_device(topk_ids: torch.Tensor, num_experts: int) -> _Parts:
     _, rows, slots, _ = parts = _empty(topk_ids, num_experts)
     num_slots, top_k = topk_ids.numel(), topk_ids.shape[1]
+    hopper = topk_ids.is_cuda and capability(topk_ids.get_device()) == (9, 0) and nvrtc.missing() is None
+    if hopper and num_slots > _FEW:
+        _by_cuda(topk_ids, num_experts, parts)
+        return parts
     experts_p2, pdl = power_of_two(num_experts, 32), supports_pdl(topk_ids)
     queue = partial(launch, num_warps=4, pdl=pdl)
     if num_slots <= SMALL:

@@ -104,7 +104,7 @@ def _expected(
     differ = np.column_stack((_CARRIED * changes, np.zeros(len(near))))  # the last: of what has no tile
     differ = differ[:, [len(tiles) if f.tile is None else tiles.index(f.tile) for f in facts]]
     keys = [(key, f.loose) for key, f in zip(_comparable(names, facts), facts, strict=True)]
-    found = np.array([[m.slowdowns.get(k, m.slowdowns.get(loose, math.nan) + _ALIKE) for k, loose in keys] for _, m in near])
+    found = np.array([[_found(m, *key) for key in keys] for _, m in near])
     kinds = list(dict.fromkeys((name, f.given) for name, f in zip(names, facts, strict=True)))
     kind = [kinds.index((name, f.given)) for name, f in zip(names, facts, strict=True)]
     of_backend = np.array([[_of_backend(m, *k) for k in kinds] for _, m in near])[:, kind]
@@ -132,6 +132,12 @@ def _weights(features: Features, near: Sequence[tuple[float, Measured]], changes
     otherwise = (changes**2).sum(1) - changes.sum(1) ** 2 / max(1, changes.shape[1])
     weights: Floats = 1.0 / (_BLUR + (flat + aside**2 + _MODELLED * otherwise) ** 1.5)
     return weights / weights.sum()
+
+
+def _found(measured: Measured, key: str, loose: str) -> float:
+    """The slowdown of a candidate that is listed there, or of the best that is like it; NaN where there is none."""
+    found = measured.slowdowns.get(key)
+    return measured.slowdowns.get(loose, math.nan) + _ALIKE if found is None else found
 
 
 def _of_backend(measured: Measured, name: str, given: frozenset[str]) -> float:
