@@ -1,5 +1,6 @@
 """A backend joins a table, on the CPU."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,19 +17,23 @@ from tests.lab.bench.test_tune import Config, backend, run_tune, wrong
 
 @pytest.fixture
 def table(tmp_path, monkeypatch) -> Table:
-    """Of three problems, all run by "good"; it runs them again."""
+    """Of three problems, all run by "good"; it runs them again, alike however long it takes."""
     good = backend("good", configs=(Config(),))
+    monkeypatch.setattr(tune_add, "_ALIKE", math.inf)
     monkeypatch.setattr(tune_add, "BACKENDS", (good,))
     return table_of(run_tune(tmp_path / "tune.jsonl", good), (good,))
 
 
-def test_times_are_scaled_by_what_was_fastest(table, tmp_path, monkeypatch):
+@pytest.fixture
+def second(table) -> Table:
+    """`table`, in which "good" took a second."""
+    return replace(table, problems=tuple(replace(m, times=(replace(m.times[0], seconds=1.0),)) for m in table.problems))
+
+
+def test_times_are_scaled_by_what_was_fastest(table, second, tmp_path):
     slow = backend("slow", configs=(Config(slow=True),))
-    before = replace(
-        table, problems=tuple(replace(m, times=(replace(m.times[0], seconds=1.0),)) for m in table.problems)
-    )
     said: list[str] = []
-    found = add(before, (slow,), tmp_path / "add.jsonl", 1.0, device="cpu", say=said.append)
+    found = add(second, (slow,), tmp_path / "add.jsonl", 1.0, device="cpu", say=said.append)
     assert [m.features for m in found.problems] == [m.features for m in table.problems]
     for m in found.problems:
         (first, _), (second, seconds) = ((t.backend, t.seconds) for t in m.times)
@@ -36,6 +41,11 @@ def test_times_are_scaled_by_what_was_fastest(table, tmp_path, monkeypatch):
     records = read(tmp_path / "add.jsonl")
     assert {r.backend for r in records} == {"good", "slow"} and all(r.status == "ok" for r in records)
     assert said[0].startswith("3 problems of 3") and said[-1] == "3 of 3 problems measured"
+
+
+def test_nothing_joins_where_the_fastest_takes_another_time_now(second, tmp_path, monkeypatch):
+    monkeypatch.setattr(tune_add, "_ALIKE", 1.2)
+    assert add(second, (backend("new", configs=(Config(),)),), tmp_path / "add.jsonl", 1.0, device="cpu") == second
 
 
 def test_problems_that_know_it_are_passed_over(table, tmp_path):

@@ -28,6 +28,9 @@ from expertile.ops.grouped_mm.transfer import Rival
 from expertile.ops.grouped_mm.tuned import Features, Measured, Table, candidate_key
 from expertile.timers import quick_collections
 
+# Nothing is scaled by a config that takes that much longer or shorter than it did: 12 of 600 on an H200, of which one
+# made a time of 1.35 PFLOP/s.
+_ALIKE = 1.2
 _CLOSE = 1.2  # what is slower by more than that beside a backend's fastest is left out, as a screening would
 _BUDGET = Budget(0.3, min_rounds=5, max_rounds=9, rel_ci=0.01)
 _ROUTINGS = {"even": "uniform", "skewed": "zipf(1)", "one": "one"}
@@ -58,10 +61,11 @@ def _key(rival: Rival) -> str:
 
 
 def _joined(measured: Measured, old: Rival, records: Sequence[Record]) -> Measured | None:
-    """`measured` with the times of `records`, as if they had been made beside its own; None where `old` has none."""
+    """`measured` with the times of `records`, as if they had been made beside its own; None where `old` has none or one
+    that is not _ALIKE."""
     key, times = _key(old), {candidate_key(t.backend, t.config): t for t in map(time_of, records)}
     now, before = times.pop(key, None), next(t for t in measured.times if candidate_key(t.backend, t.config) == key)
-    if now is None or not times:
+    if now is None or not times or not before.seconds / _ALIKE < now.seconds < before.seconds * _ALIKE:
         return None
     least = min(t.seconds for t in times.values())
     close = [t for t in times.values() if t.seconds <= _CLOSE * least]
