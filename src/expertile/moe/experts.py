@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from expertile.formats.int4 import Int4Weight
 from expertile.moe._frozen import frozen_mlp
 from expertile.moe._passes import Form, Operands, forward, gradients
 from expertile.moe.expert_weights import Experts, Weight, autocasts
@@ -216,6 +217,9 @@ def experts_mlp(
         lora.check(experts, x.device)
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
+        if kind is Int4Weight and (scales := experts.gate_up.scales.dtype) is not dtype:  # which its products need
+            with torch.autocast(x.device.type, dtype=scales):
+                return experts_mlp(experts, x, topk_ids, topk_weights, lora=lora).to(dtype)
         x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
     if x.dtype is not torch.float64 and (lora is not None or kind is not torch.Tensor):
         return frozen_mlp(x, topk_ids, topk_weights, experts, lora)
