@@ -164,11 +164,12 @@ def test_weights_of_any_floating_dtype_and_bigger_ids():
     assert torch.equal(moe_mlp(*args, ids.long(), weights), expected)
 
 
-def test_autocast():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast(dtype):
     ids, operands = make(biased=True)
     with torch.autocast("cpu", torch.bfloat16):
-        out, grads = run(ids, operands, torch.ones(13, 16, dtype=torch.bfloat16))
-    assert out.dtype is torch.bfloat16 and grads["gate_up"].dtype is torch.float32
+        out, grads = run(ids, {n: t.to(dtype) for n, t in operands.items()}, torch.ones(13, 16, dtype=torch.bfloat16))
+    assert out.dtype is torch.bfloat16 and grads["gate_up"].dtype is dtype
 
 
 def test_activation_checkpointing():

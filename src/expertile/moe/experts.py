@@ -210,7 +210,6 @@ def experts_mlp(
     """`moe_mlp` of experts as one value."""
     check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     kind = experts.check(x, topk_ids, topk_weights, check)
-    topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
         if not isinstance(lora, Lora):
             raise ValueError(f"lora: expected a Lora or None, got {type(lora).__name__}")
@@ -221,6 +220,7 @@ def experts_mlp(
             with torch.autocast(x.device.type, dtype=scales):
                 return experts_mlp(experts, x, topk_ids, topk_weights, lora=lora).to(dtype)
         x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
+    topk_weights = topk_weights.to(wide_dtype(x))
     if x.dtype is not torch.float64 and (lora is not None or kind is not torch.Tensor):
         return frozen_mlp(x, topk_ids, topk_weights, experts, lora)
     if lora is not None:
