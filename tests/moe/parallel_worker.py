@@ -228,14 +228,15 @@ def uninitialised(rank: int, world: int) -> None:
 
 
 def overflowing(rank: int, world: int) -> None:
-    """Tokens that found no room are NaN, all others as they should be, and the next step counts on."""
+    """Tokens that found no room are NaN, all others as they should be, and the next step counts on, also after one of
+    inference."""
     case = Case("overflow", experts=8, top_k=1, tokens=(6,), max_tokens=6, capacity=4)
     layer = Layer.of(case, world)
     mine = slice(6 * rank, 6 * rank + 6)
     ids = torch.tensor([[0], [1], [7], [0], [1], [0]], dtype=torch.int32)  # five to rank 0, the last finds no room
     parallel = ExpertParallel(case.config())
-    with torch.no_grad():
-        for step in (1, 2):
+    for step, mode in enumerate((torch.inference_mode, torch.no_grad), 1):
+        with mode():
             out = parallel.mlp(
                 layer.x[mine], parallel.shard(layer.gate_up), parallel.shard(layer.down), ids, layer.weights[mine]
             )
