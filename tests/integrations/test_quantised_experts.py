@@ -199,11 +199,11 @@ def one_by_one(name, kind, folder):
     for full in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         w, names = tensors.pop(full), parts[full.endswith("down_proj")]
         stem = full.rpartition(".")[0]
-        made = w if kind == "dense" else quantize(w, kind)
+        made = w if kind == "dense" else quantize(w, "int4" if kind == "gptq_v2" else kind)
         entries = [[f"{stem}.{e}.{part}" for part in names] for e in range(w.shape[0])]
-        if kind == "int4":
-            tensors |= int4_tensors(made, entries, "gptq")
-        for e, entry in enumerate(entries if kind != "int4" else []):
+        if int4 := {"int4": "gptq", "gptq_v2": "gptq_v2"}.get(kind):
+            tensors |= int4_tensors(made, entries, int4)
+        for e, entry in enumerate([] if int4 else entries):
             rows = w.shape[1] // len(entry)
             for i, linear in enumerate(entry):
                 half = slice(i * rows, (i + 1) * rows)
@@ -217,13 +217,15 @@ def one_by_one(name, kind, folder):
                     tensors |= {f"{linear}.{n}": t[half] for n, t in found.items()}
     if name == "mixtral":
         tensors = {n.replace(".mlp.", ".block_sparse_moe."): t for n, t in tensors.items()}
+    if kind == "gptq_v2":
+        plain.config.quantization_config = {"quant_method": "gptq", "bits": 4, "checkpoint_format": kind}
     plain.config.save_pretrained(folder)
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
     return plain
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
-@pytest.mark.parametrize("kind", ["dense", "mxfp4", "int4", "fp8"])
+@pytest.mark.parametrize("kind", ["dense", "mxfp4", "int4", "gptq_v2", "fp8"])
 def test_experts_stored_one_by_one(name, kind, tmp_path, monkeypatch):
     family, options = MODELS[name]
     size = "intermediate_size" if name == "mixtral" else "moe_intermediate_size"
@@ -234,7 +236,7 @@ def test_experts_stored_one_by_one(name, kind, tmp_path, monkeypatch):
     assert any(isinstance(m, QuantizedBuffers) for m in model.modules()) == (kind != "dense")
     plain.set_experts_implementation("expertile")
     model.set_attn_implementation("eager")
-    expected = plain if kind == "dense" else quantize_experts(plain, kind)
+    expected = plain if kind == "dense" else quantize_experts(plain, "int4" if kind == "gptq_v2" else kind)
     ids = tokens(2, 12)
     assert torch.equal(model(ids).logits, expected(ids).logits)
     if kind == "dense":

@@ -38,6 +38,7 @@ def load(
     format: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
+    int4: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Pairs of a key of `weights` and the weight [E, N, K] of all its experts, read when the iterator comes to it.
@@ -50,6 +51,7 @@ def load(
             the order of "mxfp4_fp8". None: as they are stored.
         dtype: of dense weights and of INT4's scales, bfloat16 or float16.
         device: where the results are to lie; tensors are moved there one by one.
+        int4: how INT4 is stored, as `load_int4` has it as `format`: "gptq_v2" is for the caller to say.
         progress: called with the number of weights done and that of all.
 
     Raises:
@@ -61,7 +63,7 @@ def load(
     if not isinstance(weights, Mapping):
         raise ValueError(f"weights: expected the names of layers by a key, got {type(weights).__name__}")
     for done, (key, names) in enumerate(weights.items(), 1):
-        yield key, read_weight(get, names, format=format, dtype=dtype, device=device)
+        yield key, read_weight(get, names, format=format, dtype=dtype, device=device, int4=int4)
         if progress is not None:
             progress(done, len(weights))
 
@@ -73,12 +75,13 @@ def read_weight(
     format: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
+    int4: str | None = None,
 ) -> Any:
     """One weight [E, N, K] of all experts; arguments and errors as for `load`, `get` a tensor by its name."""
     check_names(names)
     experts = []
     for entry in names:
-        parts = [read_linear(get, name, dtype=dtype, device=device) for name in parts_of(entry)]
+        parts = [read_linear(get, name, dtype=dtype, device=device, int4=int4) for name in parts_of(entry)]
         experts.append(in_format(_joined(parts, 1, entry), format, str(entry)))
     return _joined(experts, 0, names[0])
 
@@ -98,7 +101,12 @@ def in_format(weight: Any, format: str | None, name: str) -> Any:
 
 
 def read_linear(
-    get: Get, name: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str | None = None
+    get: Get,
+    name: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str | None = None,
+    int4: str | None = None,
 ) -> Any:
     """The linear layer `name` as [1, N, K], in the format that it is stored in. ValueError, with its name."""
     scale = get(f"{name}.weight_scale")
@@ -111,7 +119,7 @@ def read_linear(
             raise ValueError(f"{name}: {error}") from None
     weight = get(f"{name}.weight")
     if weight is None:
-        return read_linear_int4(get, name, None, dtype, device, also="weight (floating point), ")
+        return read_linear_int4(get, name, int4, dtype, device, also="weight (floating point), ")
     if weight.dtype is not torch.float8_e4m3fn:
         return weight.to(device, dtype)[None]
     scales = get(f"{name}.weight_scale_inv")

@@ -63,6 +63,7 @@ def load_model(
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.from_pretrained(path)
+    int4 = _int4_of(getattr(config, "quantization_config", None))
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # or transformers would quantise itself
     with parameters_on_meta():
@@ -70,10 +71,10 @@ def load_model(
     if (Path(path) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
     get = reader(path)
-    load_experts(model, path, format=format, device=device, dtype=dtype, progress=progress)
+    load_experts(model, path, format=format, device=device, dtype=dtype, int4=int4, progress=progress)
     for name, own in model.state_dict(keep_vars=True).items():
         if own.is_meta or not isinstance(own, torch.nn.Parameter):
-            found = _dense(get, name, _dtype(model, name, own), device)
+            found = _dense(get, name, _dtype(model, name, own), device, int4)
             if found is not None:
                 _assign(model, name, found)
     model.tie_weights()
@@ -91,12 +92,13 @@ def load_experts(
     format: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    int4: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Put the experts of `source` in the place of those of `model`, which may be on the meta device; returns it.
 
-    `source`: tensors by name, safetensors files, or a folder of them. Packed values are rearranged, not rounded. Other
-    arguments as for `load_model`.
+    `source`: tensors by name, safetensors files, or a folder of them. Packed values are rearranged, not rounded.
+    `int4`: how INT4 is stored, as for `formats.checkpoint.load`. Other arguments as for `load_model`.
 
     Raises:
         ValueError: a tensor is missing or of another shape or format, with its name; a model without such experts, or
@@ -108,7 +110,7 @@ def load_experts(
         raise ValueError("model: expected experts with gate_up_proj and down_proj, got none")
     for done, (name, experts) in enumerate(layers, 1):
         for projection in PROJECTIONS:
-            weight = _stored(get, name, projection, experts, format, dtype, device)
+            weight = _stored(get, name, projection, experts, format, dtype, device, int4)
             parameter, full = getattr(experts, projection), f"{name}.{projection}"
             expected = tuple(parameter.mT.shape if experts.is_transposed else parameter.shape)
             shape = tuple(weight.values.shape if isinstance(weight, Fp8Blocks) else weight.shape)
@@ -133,6 +135,7 @@ def _stored(
     format: str | None,
     dtype: torch.dtype,
     device: torch.device | str | None,
+    int4: str | None,
 ) -> Any:
     """A projection of all experts, [E, N, K], as it is stored, or in `format`."""
     which = PROJECTIONS.index(projection)
@@ -155,11 +158,19 @@ def _stored(
             if any(get(f"{stem}.0.{parts[0]}.{field}") is not None for field in _FIELDS):
                 count = getattr(experts, projection).shape[0]
                 names = [[f"{stem}.{e}.{part}" for part in parts] for e in range(count)]
-                return read_weight(get, names, format=format, dtype=dtype, device=device)
+                return read_weight(get, names, format=format, dtype=dtype, device=device, int4=int4)
     raise ValueError(f"{name}.{projection}: expected tensors of the experts, stacked or one by one, got none")
 
 
-def _dense(get: Get, name: str, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor | None:
+def _int4_of(quantization: Any) -> str | None:
+    """The format of INT4 that a config's quantization_config names, where the tensors do not tell it."""
+    found = quantization if isinstance(quantization, dict) else getattr(quantization, "__dict__", {})
+    return "gptq_v2" if found.get("checkpoint_format") == "gptq_v2" else None
+
+
+def _dense(
+    get: Get, name: str, dtype: torch.dtype, device: torch.device | str | None, int4: str | None
+) -> torch.Tensor | None:
     """A parameter that is no expert's, dequantised where it is quantised; None: there is none of that name."""
     for full in _called(name):
         found = get(full)
@@ -167,7 +178,7 @@ def _dense(get: Get, name: str, dtype: torch.dtype, device: torch.device | str |
             return found.to(device, dtype)
         stem, _, last = full.rpartition(".")
         if last == "weight" and any(get(f"{stem}.{field}") is not None for field in _FIELDS):
-            weight = read_linear(get, stem, dtype=dtype, device=device)
+            weight = read_linear(get, stem, dtype=dtype, device=device, int4=int4)
             return weight.dequantize(dtype)[0]  # type: ignore[no-any-return]
     return None
 
