@@ -132,6 +132,10 @@ def test_errors(tmp_path):
         quantize_experts(transformers.PreTrainedModel(transformers.PretrainedConfig()), "mxfp4")
     with pytest.raises(ValueError, match="model: expected experts"):
         load_gpt_oss_experts(torch.nn.Linear(2, 2), {})
+    others = torch.nn.Module()  # as Llama 4's, which lie otherwise
+    others.gate_up_proj, others.down_proj = (torch.nn.Parameter(torch.empty(1, 2, 2)) for _ in range(2))
+    with pytest.raises(ValueError, match="model: expected experts"):
+        load_gpt_oss_experts(others, {})
     with pytest.raises(ValueError, match="model: expected a torch.nn.Module, got NoneType"):
         quantize_experts(None, "mxfp4")
     with pytest.raises(ValueError, match="format: expected one of mxfp4, mxfp4_fp8, int4, fp8, got 'nf4'"):
@@ -155,6 +159,21 @@ def test_a_loaded_model_is_what_transformers_loads(tmp_path):
     assert all(torch.equal(t, kept[n]) and t.dtype == kept[n].dtype for n, t in found.state_dict().items())
     assert kept["model.layers.0.mlp.gate.e_score_correction_bias"].any()
     assert found.generation_config.eos_token_id == [2, 5]
+
+
+def test_a_correction_bias_by_its_other_name_and_by_none(tmp_path):
+    stored = make_model("deepseek_v3").bfloat16()
+    tensors = dict(stored.state_dict())
+    biases = [name for name in tensors if "correction" in name]
+    values = {name: tensors.pop(name).float().normal_() for name in biases}
+    stored.config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="e_score_correction_bias: expected a tensor of that name"):
+        load_model(tmp_path)
+    renamed = {name.replace(".mlp.gate.", ".mlp."): t for name, t in values.items()}  # as EXAONE-MoE's and Ernie's
+    save_file(tensors | renamed, tmp_path / "model.safetensors")
+    found = load_model(tmp_path).state_dict()
+    assert values and all(torch.equal(found[name], t) for name, t in values.items())
 
 
 def test_a_checkpoint_without_its_head(tmp_path):

@@ -38,7 +38,7 @@ from expertile.integrations.transformers import (
 _LINEAR = ((("gate_proj", "up_proj"), ("down_proj",)), (("w1", "w3"), ("w2",)))
 _FIELDS = ("weight", "weight_packed", "qweight")
 # What transformers calls otherwise than the checkpoints do.
-_RENAMED = (".mlp.", ".block_sparse_moe.")
+_RENAMED = ((".mlp.", ".block_sparse_moe."), (".mlp.gate.", ".mlp."))
 
 
 def load_model(
@@ -70,13 +70,15 @@ def load_model(
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if (Path(path) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
-    get = reader(path)
+    get, buffers = reader(path), {name for name, own in model.state_dict().items() if not own.is_meta}
     load_experts(model, path, format=format, device=device, dtype=dtype, int4=int4, progress=progress)
     for name, own in model.state_dict(keep_vars=True).items():
         if own.is_meta or not isinstance(own, torch.nn.Parameter):
             found = _dense(get, name, _dtype(model, name, own), device, int4)
             if found is not None:
                 _assign(model, name, found)
+            elif name in buffers:  # a correction bias of zeros would choose other experts
+                raise ValueError(f"{name}: expected a tensor of that name in {path}, got none")
     model.tie_weights()
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
@@ -105,7 +107,7 @@ def load_experts(
             quantised ones whose gate no kernel has.
     """
     get = reader(source)
-    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in PROJECTIONS)]
+    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, a) for a in (*PROJECTIONS, "is_transposed"))]
     if not layers:
         raise ValueError("model: expected experts with gate_up_proj and down_proj, got none")
     for done, (name, experts) in enumerate(layers, 1):
@@ -194,8 +196,7 @@ def _dtype(model: Any, name: str, own: torch.Tensor) -> torch.dtype:
 
 def _called(name: str) -> tuple[str, ...]:
     """The names that a checkpoint may have for what the model calls `name`."""
-    here, there = _RENAMED
-    return (name, name.replace(here, there)) if here in name else (name,)
+    return (name, *(name.replace(here, there) for here, there in _RENAMED if here in name))
 
 
 def _assign(model: Any, name: str, value: torch.Tensor) -> None:
