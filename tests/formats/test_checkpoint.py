@@ -156,6 +156,9 @@ def test_errors():
         dict(load(mixed, WANTED))
     with pytest.raises(ValueError, match="experts.0.gate_proj: expected weight .*, weight_packed .* got no tensor"):
         dict(load({}, WANTED))
+    for dtype in (torch.int8, torch.float8_e5m2):  # scaled by what nobody here reads
+        with pytest.raises(ValueError, match=rf"{name}.weight: expected floating point in 16 bits or more.* {dtype}"):
+            dict(load(mixed | {f"{name}.weight": torch.zeros(N // 2, K).to(dtype)}, WANTED))
     fp8, _ = stored("fp8")
     with pytest.raises(ValueError, match=r"gate_proj.weight_scale_inv: expected \[1, 1\], a scale for each"):
         dict(load({n: t for n, t in fp8.items() if not n.endswith("scale_inv")}, WANTED))

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.7")
 import transformers
 from safetensors.torch import save_file
 
-from expertile.formats.fp8 import QuantizedBuffers
+from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
 from expertile.formats.int4.checkpoint import int4_tensors
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import quantize
@@ -174,6 +174,27 @@ def test_a_correction_bias_by_its_other_name_and_by_none(tmp_path):
     save_file(tensors | renamed, tmp_path / "model.safetensors")
     found = load_model(tmp_path).state_dict()
     assert values and all(torch.equal(found[name], t) for name, t in values.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_stacked_experts_in_fp8(name, tmp_path):
+    plain = make_model(name).eval()
+    for parameter in plain.parameters():  # and not the buffers
+        parameter.data = parameter.data.bfloat16()
+    tensors, path = dict(plain.state_dict()), tmp_path / "model.safetensors"
+    stacked = [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    rounded = {n: Fp8Blocks.quantize(tensors[n], (128, 128)) for n in stacked}
+    plain.config.save_pretrained(tmp_path)
+    scales = {f"{n}_scale_inv": w.scales for n, w in rounded.items()}
+    save_file(tensors | {n: w.values for n, w in rounded.items()} | scales, path)
+    model, ids = load_model(tmp_path), tokens(2, 12)
+    for m in (model, plain):
+        m.set_attn_implementation("eager")
+    assert torch.equal(model(ids).logits, quantize_experts(plain, "fp8")(ids).logits)
+    for wrong in (stacked[0], "model.layers.0.self_attn.q_proj.weight"):
+        save_file(tensors | {wrong: tensors[wrong].to(torch.int8)}, path)
+        with pytest.raises(ValueError, match=f"{wrong}: expected floating point in 16 bits or more"):
+            load_model(tmp_path)
 
 
 def test_a_checkpoint_without_its_head(tmp_path):

@@ -23,6 +23,7 @@ from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4.checkpoint import Names, alike, check_names, parts_of, read_linear_int4
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.quantized import changed
 from expertile.formats.source import Source, reader
 from expertile.formats.weight_only import WEIGHTS, quantize, rearranged
 
@@ -121,13 +122,26 @@ def read_linear(
     if weight is None:
         return read_linear_int4(get, name, int4, dtype, device, also="weight (floating point), ")
     if weight.dtype is not torch.float8_e4m3fn:
-        return weight.to(device, dtype)[None]
-    scales = get(f"{name}.weight_scale_inv")
-    expected = tuple(-(-size // block) for size, block in zip(weight.shape, _FP8_BLOCK, strict=True))
+        return unscaled(weight, f"{name}.weight").to(device, dtype)[None]
+    return changed(fp8_blocks(get, weight, f"{name}.weight", device), lambda x: x[None])
+
+
+def unscaled(weight: torch.Tensor, name: str) -> torch.Tensor:
+    """`weight`. ValueError, with its `name`, for values that need a scale: integers, or floating point in 8 bits."""
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        raise ValueError(f"{name}: expected floating point in 16 bits or more, or a format above, got {weight.dtype}")
+    return weight
+
+
+def fp8_blocks(get: Get, values: torch.Tensor, name: str, device: torch.device | str | None) -> Fp8Blocks:
+    """`values` [..., N, K] in e4m3, stored as `name`, with the scales of their blocks. ValueError for other scales."""
+    scales, (high, broad) = get(f"{name}_scale_inv"), _FP8_BLOCK
+    *others, rows, columns = values.shape
+    expected = (*others, -(-rows // high), -(-columns // broad))
     if scales is None or tuple(scales.shape) != expected:
         found = None if scales is None else list(scales.shape)
-        raise ValueError(f"{name}.weight_scale_inv: expected {list(expected)}, a scale for each 128×128, got {found}")
-    return Fp8Blocks(weight.to(device)[None], scales.to(device, torch.float32)[None], _FP8_BLOCK)
+        raise ValueError(f"{name}_scale_inv: expected {list(expected)}, a scale for each 128×128, got {found}")
+    return Fp8Blocks(values.to(device), scales.to(device, torch.float32), _FP8_BLOCK)
 
 
 def _joined(weights: Sequence[Any], dim: int, name: object) -> Any:

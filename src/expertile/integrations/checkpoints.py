@@ -6,11 +6,11 @@
     model = load_model("path/of/Qwen3-30B-A3B", format="int4", device="cuda")      # bfloat16, rounded on the way
     model.generate(...)
 
-Experts are found as stacked tensors (`gate_up_proj`, or gpt-oss's `gate_up_proj_blocks` and `_scales`), or one linear
-layer for each expert (gate_proj, up_proj and down_proj; w1, w3 and w2) in a format that `formats.checkpoint` tells
-apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks of 128×128, floating point. All else becomes
-`dtype`, or float32 where transformers keeps it so; layers beside the experts that are quantised are dequantised. Peak
-memory beyond the model: the stored tensors of one weight.
+Experts are found as stacked tensors (`gate_up_proj`, in e4m3 with `gate_up_proj_scale_inv`; or gpt-oss's
+`gate_up_proj_blocks` and `_scales`), or one linear layer for each expert (gate_proj, up_proj and down_proj; w1, w3 and
+w2) in a format that `formats.checkpoint` tells apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks
+of 128×128, floating point. All else becomes `dtype`, or float32 where transformers keeps it so; layers beside the
+experts that are quantised are dequantised. Peak memory beyond the model: the stored tensors of one weight.
 """
 
 import re
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from expertile.formats.checkpoint import Get, in_format, read_linear, read_weight
+from expertile.formats.checkpoint import Get, fp8_blocks, in_format, read_linear, read_weight, unscaled
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
@@ -154,8 +154,12 @@ def _stored(
                 raise ValueError(f"{full}: {error}") from None
             return in_format(weight, format, full)
         stacked = get(full)
+        if stacked is not None and stacked.dtype is torch.float8_e4m3fn:
+            held = fp8_blocks(get, stacked, full, device)
+            return in_format(held.transposed() if experts.is_transposed else held, format, full)
         if stacked is not None:
-            return in_format((stacked.mT if experts.is_transposed else stacked).to(device, dtype), format, full)
+            stacked = unscaled(stacked.mT if experts.is_transposed else stacked, full)
+            return in_format(stacked.to(device, dtype), format, full)
         for parts in (linear[which] for linear in _LINEAR):
             if any(get(f"{stem}.0.{parts[0]}.{field}") is not None for field in _FIELDS):
                 count = getattr(experts, projection).shape[0]
@@ -177,7 +181,7 @@ def _dense(
     for full in _called(name):
         found = get(full)
         if found is not None and found.dtype is not torch.float8_e4m3fn:
-            return found.to(device, dtype)
+            return (unscaled(found, full) if dtype.is_floating_point else found).to(device, dtype)
         stem, _, last = full.rpartition(".")
         if last == "weight" and any(get(f"{stem}.{field}") is not None for field in _FIELDS):
             weight = read_linear(get, stem, dtype=dtype, device=device, int4=int4)
