@@ -325,7 +325,7 @@ def bad_input(rank: int, world: int) -> None:
     layer = Layer.of(CASES[0], world)
     good = [layer.x, parallel.shard(layer.gate_up), parallel.shard(layer.down), layer.ids, layer.weights]
 
-    def call(place: int, value: torch.Tensor) -> Callable[[], object]:
+    def call(place: int, value: torch.Tensor | None) -> Callable[[], object]:
         return lambda: parallel.mlp(*good[:place], value, *good[place + 1 :], check=True)
 
     raises(ValueError, "x: expected [T, 16] torch.float32, got", call(0, layer.x.bfloat16()))
@@ -343,7 +343,9 @@ def bad_input(rank: int, world: int) -> None:
         "topk_ids: expected [12, 2]" if world == 2 else "topk_ids: expected [24, 2]",
         call(3, layer.ids[:, :1]),
     )
-    raises(ValueError, "topk_weights: expected shape", call(4, layer.weights[1:]))
+    for weights in (layer.weights[1:], layer.weights.long(), None):
+        raises(ValueError, "topk_weights: expected shape", call(4, weights))
+    raises(ValueError, "x: expected a torch.Tensor, got NoneType", call(0, None))
     raises(ValueError, "weight: expected 8 experts first", lambda: parallel.shard(layer.gate_up[:3]))
 
 
