@@ -91,6 +91,21 @@ def test_through_peft(name):
     close(model.merge_and_unload()(ids).logits, outs[1].logits, 1e-4)
 
 
+def test_what_is_around_a_model_saves_what_it_wants():
+    class Around(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.base_model, self.set_experts_implementation = model, model.set_experts_implementation
+
+        def save_pretrained(self):
+            return "adapters"
+
+    around = quantize_experts(Around(make_model("qwen3_moe").bfloat16()), "mxfp4")
+    assert around.save_pretrained() == "adapters"
+    with pytest.raises(ValueError, match="save_pretrained: expected experts in floating point"):
+        around.base_model.save_pretrained("nowhere")
+
+
 def test_through_peft_over_quantised_experts(tmp_path):
     model = use_adapters(adapted("qwen3_moe", torch.bfloat16, "mxfp4"))
     plain = adapted("qwen3_moe", torch.bfloat16)

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.7")
 import transformers
 from safetensors.torch import save_file
 
-from expertile.formats.fp8 import QuantizedBuffers
+from expertile.formats.fp8 import Fp8Blocks, QuantizedBuffers
 from expertile.formats.int4.checkpoint import int4_tensors
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.weight_only import quantize
@@ -132,6 +132,10 @@ def test_errors(tmp_path):
         quantize_experts(transformers.PreTrainedModel(transformers.PretrainedConfig()), "mxfp4")
     with pytest.raises(ValueError, match="model: expected experts"):
         load_gpt_oss_experts(torch.nn.Linear(2, 2), {})
+    others = torch.nn.Module()  # as Llama 4's, which lie otherwise
+    others.gate_up_proj, others.down_proj = (torch.nn.Parameter(torch.empty(1, 2, 2)) for _ in range(2))
+    with pytest.raises(ValueError, match="model: expected experts"):
+        load_gpt_oss_experts(others, {})
     with pytest.raises(ValueError, match="model: expected a torch.nn.Module, got NoneType"):
         quantize_experts(None, "mxfp4")
     with pytest.raises(ValueError, match="format: expected one of mxfp4, mxfp4_fp8, int4, fp8, got 'nf4'"):
@@ -155,6 +159,42 @@ def test_a_loaded_model_is_what_transformers_loads(tmp_path):
     assert all(torch.equal(t, kept[n]) and t.dtype == kept[n].dtype for n, t in found.state_dict().items())
     assert kept["model.layers.0.mlp.gate.e_score_correction_bias"].any()
     assert found.generation_config.eos_token_id == [2, 5]
+
+
+def test_a_correction_bias_by_its_other_name_and_by_none(tmp_path):
+    stored = make_model("deepseek_v3").bfloat16()
+    tensors = dict(stored.state_dict())
+    biases = [name for name in tensors if "correction" in name]
+    values = {name: tensors.pop(name).float().normal_() for name in biases}
+    stored.config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="e_score_correction_bias: expected a tensor of that name"):
+        load_model(tmp_path)
+    renamed = {name.replace(".mlp.gate.", ".mlp."): t for name, t in values.items()}  # as EXAONE-MoE's and Ernie's
+    save_file(tensors | renamed, tmp_path / "model.safetensors")
+    found = load_model(tmp_path).state_dict()
+    assert values and all(torch.equal(found[name], t) for name, t in values.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_stacked_experts_in_fp8(name, tmp_path):
+    plain = make_model(name).eval()
+    for parameter in plain.parameters():  # and not the buffers
+        parameter.data = parameter.data.bfloat16()
+    tensors, path = dict(plain.state_dict()), tmp_path / "model.safetensors"
+    stacked = [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    rounded = {n: Fp8Blocks.quantize(tensors[n], (128, 128)) for n in stacked}
+    plain.config.save_pretrained(tmp_path)
+    scales = {f"{n}_scale_inv": w.scales for n, w in rounded.items()}
+    save_file(tensors | {n: w.values for n, w in rounded.items()} | scales, path)
+    model, ids = load_model(tmp_path), tokens(2, 12)
+    for m in (model, plain):
+        m.set_attn_implementation("eager")
+    assert torch.equal(model(ids).logits, quantize_experts(plain, "fp8")(ids).logits)
+    for wrong in (stacked[0], "model.layers.0.self_attn.q_proj.weight"):
+        save_file(tensors | {wrong: tensors[wrong].to(torch.int8)}, path)
+        with pytest.raises(ValueError, match=f"{wrong}: expected floating point in 16 bits or more"):
+            load_model(tmp_path)
 
 
 def test_a_checkpoint_without_its_head(tmp_path):
@@ -199,11 +239,11 @@ def one_by_one(name, kind, folder):
     for full in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         w, names = tensors.pop(full), parts[full.endswith("down_proj")]
         stem = full.rpartition(".")[0]
-        made = w if kind == "dense" else quantize(w, kind)
+        made = w if kind == "dense" else quantize(w, "int4" if kind == "gptq_v2" else kind)
         entries = [[f"{stem}.{e}.{part}" for part in names] for e in range(w.shape[0])]
-        if kind == "int4":
-            tensors |= int4_tensors(made, entries, "gptq")
-        for e, entry in enumerate(entries if kind != "int4" else []):
+        if int4 := {"int4": "gptq", "gptq_v2": "gptq_v2"}.get(kind):
+            tensors |= int4_tensors(made, entries, int4)
+        for e, entry in enumerate([] if int4 else entries):
             rows = w.shape[1] // len(entry)
             for i, linear in enumerate(entry):
                 half = slice(i * rows, (i + 1) * rows)
@@ -217,13 +257,15 @@ def one_by_one(name, kind, folder):
                     tensors |= {f"{linear}.{n}": t[half] for n, t in found.items()}
     if name == "mixtral":
         tensors = {n.replace(".mlp.", ".block_sparse_moe."): t for n, t in tensors.items()}
+    if kind == "gptq_v2":
+        plain.config.quantization_config = {"quant_method": "gptq", "bits": 4, "checkpoint_format": kind}
     plain.config.save_pretrained(folder)
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors")
     return plain
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
-@pytest.mark.parametrize("kind", ["dense", "mxfp4", "int4", "fp8"])
+@pytest.mark.parametrize("kind", ["dense", "mxfp4", "int4", "gptq_v2", "fp8"])
 def test_experts_stored_one_by_one(name, kind, tmp_path, monkeypatch):
     family, options = MODELS[name]
     size = "intermediate_size" if name == "mixtral" else "moe_intermediate_size"
@@ -234,7 +276,7 @@ def test_experts_stored_one_by_one(name, kind, tmp_path, monkeypatch):
     assert any(isinstance(m, QuantizedBuffers) for m in model.modules()) == (kind != "dense")
     plain.set_experts_implementation("expertile")
     model.set_attn_implementation("eager")
-    expected = plain if kind == "dense" else quantize_experts(plain, kind)
+    expected = plain if kind == "dense" else quantize_experts(plain, "int4" if kind == "gptq_v2" else kind)
     ids = tokens(2, 12)
     assert torch.equal(model(ids).logits, expected(ids).logits)
     if kind == "dense":

@@ -228,14 +228,15 @@ def uninitialised(rank: int, world: int) -> None:
 
 
 def overflowing(rank: int, world: int) -> None:
-    """Tokens that found no room are NaN, all others as they should be, and the next step counts on."""
+    """Tokens that found no room are NaN, all others as they should be, and the next step counts on, also after one of
+    inference."""
     case = Case("overflow", experts=8, top_k=1, tokens=(6,), max_tokens=6, capacity=4)
     layer = Layer.of(case, world)
     mine = slice(6 * rank, 6 * rank + 6)
     ids = torch.tensor([[0], [1], [7], [0], [1], [0]], dtype=torch.int32)  # five to rank 0, the last finds no room
     parallel = ExpertParallel(case.config())
-    with torch.no_grad():
-        for step in (1, 2):
+    for step, mode in enumerate((torch.inference_mode, torch.no_grad), 1):
+        with mode():
             out = parallel.mlp(
                 layer.x[mine], parallel.shard(layer.gate_up), parallel.shard(layer.down), ids, layer.weights[mine]
             )
@@ -324,7 +325,7 @@ def bad_input(rank: int, world: int) -> None:
     layer = Layer.of(CASES[0], world)
     good = [layer.x, parallel.shard(layer.gate_up), parallel.shard(layer.down), layer.ids, layer.weights]
 
-    def call(place: int, value: torch.Tensor) -> Callable[[], object]:
+    def call(place: int, value: torch.Tensor | None) -> Callable[[], object]:
         return lambda: parallel.mlp(*good[:place], value, *good[place + 1 :], check=True)
 
     raises(ValueError, "x: expected [T, 16] torch.float32, got", call(0, layer.x.bfloat16()))
@@ -342,7 +343,9 @@ def bad_input(rank: int, world: int) -> None:
         "topk_ids: expected [12, 2]" if world == 2 else "topk_ids: expected [24, 2]",
         call(3, layer.ids[:, :1]),
     )
-    raises(ValueError, "topk_weights: expected shape", call(4, layer.weights[1:]))
+    for weights in (layer.weights[1:], layer.weights.long(), None):
+        raises(ValueError, "topk_weights: expected shape", call(4, weights))
+    raises(ValueError, "x: expected a torch.Tensor, got NoneType", call(0, None))
     raises(ValueError, "weight: expected 8 experts first", lambda: parallel.shard(layer.gate_up[:3]))
 
 

@@ -104,6 +104,13 @@ def test_products_where_blas_has_several_ways():
     assert torch.equal(bits(grouped_mm(view[None, :, 1:-2], w, batch_invariant=True)[0]), bits(out))
 
 
+def test_tensors_that_lie_elsewhere_than_new_ones():
+    a, b, offs = torch.randn(5, K), torch.randn(2, K, H), torch.tensor([2, 5], dtype=torch.int32)
+    wanted = grouped_mm(a, b, offs=offs, batch_invariant=True)
+    with torch.device("meta"):
+        assert torch.equal(grouped_mm(a, b, offs=offs, batch_invariant=True), wanted)
+
+
 def test_compiled():
     layer, x = layer_of({}, torch.float32, batch_invariant=True), torch.randn(9, H)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

@@ -12,6 +12,7 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.formats.weight_only import quantize
 from expertile.moe.experts import moe_mlp
+from expertile.moe.lora import Adapter, Lora
 from expertile.ops.gathered_mm.problem import ACTIVATIONS
 from expertile.ops.quantize.api import quantize_activations, quantize_per_row
 from tests.moe.test_permute import draw
@@ -112,9 +113,10 @@ def test_all_dropped_and_nobody_there():
     out, grads = run(torch.full_like(ids, 5), operands, torch.ones(13, 16))
     assert not out.any() and not any(g.any() for g in grads.values())
     ids, operands = make(tokens=0, biased=True)
-    out, grads = run(ids, operands, torch.ones(0, 16))
-    assert out.shape == (0, 16) and not any(g.any() for g in grads.values())
-    assert grads["gate_up"].shape == (5, 16, 16)
+    for dtype in (torch.float32, torch.float64):
+        out, grads = run(ids, {n: t.to(dtype) for n, t in operands.items()}, torch.ones(0, 16, dtype=dtype))
+        assert out.shape == (0, 16) and not any(g.any() for g in grads.values())
+        assert grads["gate_up"].shape == (5, 16, 16)
 
 
 def test_equal_inputs_give_equal_bits():
@@ -162,11 +164,12 @@ def test_weights_of_any_floating_dtype_and_bigger_ids():
     assert torch.equal(moe_mlp(*args, ids.long(), weights), expected)
 
 
-def test_autocast():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast(dtype):
     ids, operands = make(biased=True)
     with torch.autocast("cpu", torch.bfloat16):
-        out, grads = run(ids, operands, torch.ones(13, 16, dtype=torch.bfloat16))
-    assert out.dtype is torch.bfloat16 and grads["gate_up"].dtype is torch.float32
+        out, grads = run(ids, {n: t.to(dtype) for n, t in operands.items()}, torch.ones(13, 16, dtype=torch.bfloat16))
+    assert out.dtype is torch.bfloat16 and grads["gate_up"].dtype is dtype
 
 
 def test_activation_checkpointing():
@@ -274,6 +277,23 @@ def test_int4(activation, interleaved):
     expected = naive(ids, exact, **form)
     out = moe_mlp(**operands | int4, topk_ids=ids, **form)
     assert (out.double() - expected).norm() < 1.5e-2 * expected.norm() and out.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_int4_under_the_other_autocast(adapted, compiled):
+    """Products are in the dtype of the scales, the result in autocast's."""
+    ids, operands = make(24, hidden=128, inner=64, biased=True, dtype=torch.float16)
+    operands |= {n: Int4Weight.quantize(operands[n], 64) for n in ("gate_up", "down")}
+    operands["x"].requires_grad_()
+    pair = (torch.randn(5 * 4, 128) / 128**0.5, torch.randn(128, 4 * 5))
+    lora = Lora(gate_up=Adapter(*pair, 0.25)) if adapted else None
+    wanted = moe_mlp(**operands, topk_ids=ids, lora=lora)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = (torch.compile(moe_mlp, fullgraph=True) if compiled else moe_mlp)(**operands, topk_ids=ids, lora=lora)
+    assert torch.equal(out, wanted.bfloat16())
+    grads = [torch.autograd.grad(y.float().sum(), operands["x"])[0] for y in (out, wanted)]
+    torch.testing.assert_close(*grads)
 
 
 def quantised(operands, format):

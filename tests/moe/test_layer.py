@@ -233,6 +233,15 @@ def test_wrong_input():
     assert make().config == RouterConfig(8, 2)
 
 
+@pytest.mark.parametrize("more", [{}, {"router_dtype": torch.float32}], ids=["", "router_dtype"])
+@pytest.mark.parametrize("shape", [(2, 3, 16), (0, 3, 16), (16,)], ids=str)
+def test_logits_of_any_shape(shape, more):
+    layer, x = make(batch_invariant=True, router_bias=True, **more), torch.randn(shape)
+    logits = layer.logits(x)
+    assert logits.shape == (*shape[:-1], 8)
+    torch.testing.assert_close(logits, F.linear(x, layer.router, layer.router_bias))
+
+
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp4_fp8", "int4", "fp8"])
 def test_quantised_experts(format):
     """The layer's routing with moe_mlp of the quantised weights; its state comes back; all else keeps its gradients."""

@@ -23,6 +23,7 @@ from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.int4.checkpoint import Names, alike, check_names, parts_of, read_linear_int4
 from expertile.formats.int4.weight import Int4Weight
 from expertile.formats.mxfp4 import Mxfp4Weight
+from expertile.formats.quantized import changed
 from expertile.formats.source import Source, reader
 from expertile.formats.weight_only import WEIGHTS, quantize, rearranged
 
@@ -38,6 +39,7 @@ def load(
     format: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
+    int4: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Pairs of a key of `weights` and the weight [E, N, K] of all its experts, read when the iterator comes to it.
@@ -50,6 +52,7 @@ def load(
             the order of "mxfp4_fp8". None: as they are stored.
         dtype: of dense weights and of INT4's scales, bfloat16 or float16.
         device: where the results are to lie; tensors are moved there one by one.
+        int4: how INT4 is stored, as `load_int4` has it as `format`: "gptq_v2" is for the caller to say.
         progress: called with the number of weights done and that of all.
 
     Raises:
@@ -61,7 +64,7 @@ def load(
     if not isinstance(weights, Mapping):
         raise ValueError(f"weights: expected the names of layers by a key, got {type(weights).__name__}")
     for done, (key, names) in enumerate(weights.items(), 1):
-        yield key, read_weight(get, names, format=format, dtype=dtype, device=device)
+        yield key, read_weight(get, names, format=format, dtype=dtype, device=device, int4=int4)
         if progress is not None:
             progress(done, len(weights))
 
@@ -73,12 +76,13 @@ def read_weight(
     format: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
+    int4: str | None = None,
 ) -> Any:
     """One weight [E, N, K] of all experts; arguments and errors as for `load`, `get` a tensor by its name."""
     check_names(names)
     experts = []
     for entry in names:
-        parts = [read_linear(get, name, dtype=dtype, device=device) for name in parts_of(entry)]
+        parts = [read_linear(get, name, dtype=dtype, device=device, int4=int4) for name in parts_of(entry)]
         experts.append(in_format(_joined(parts, 1, entry), format, str(entry)))
     return _joined(experts, 0, names[0])
 
@@ -98,7 +102,12 @@ def in_format(weight: Any, format: str | None, name: str) -> Any:
 
 
 def read_linear(
-    get: Get, name: str, *, dtype: torch.dtype = torch.bfloat16, device: torch.device | str | None = None
+    get: Get,
+    name: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str | None = None,
+    int4: str | None = None,
 ) -> Any:
     """The linear layer `name` as [1, N, K], in the format that it is stored in. ValueError, with its name."""
     scale = get(f"{name}.weight_scale")
@@ -111,15 +120,28 @@ def read_linear(
             raise ValueError(f"{name}: {error}") from None
     weight = get(f"{name}.weight")
     if weight is None:
-        return read_linear_int4(get, name, None, dtype, device, also="weight (floating point), ")
+        return read_linear_int4(get, name, int4, dtype, device, also="weight (floating point), ")
     if weight.dtype is not torch.float8_e4m3fn:
-        return weight.to(device, dtype)[None]
-    scales = get(f"{name}.weight_scale_inv")
-    expected = tuple(-(-size // block) for size, block in zip(weight.shape, _FP8_BLOCK, strict=True))
+        return unscaled(weight, f"{name}.weight").to(device, dtype)[None]
+    return changed(fp8_blocks(get, weight, f"{name}.weight", device), lambda x: x[None])
+
+
+def unscaled(weight: torch.Tensor, name: str) -> torch.Tensor:
+    """`weight`. ValueError, with its `name`, for values that need a scale: integers, or floating point in 8 bits."""
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        raise ValueError(f"{name}: expected floating point in 16 bits or more, or a format above, got {weight.dtype}")
+    return weight
+
+
+def fp8_blocks(get: Get, values: torch.Tensor, name: str, device: torch.device | str | None) -> Fp8Blocks:
+    """`values` [..., N, K] in e4m3, stored as `name`, with the scales of their blocks. ValueError for other scales."""
+    scales, (high, broad) = get(f"{name}_scale_inv"), _FP8_BLOCK
+    *others, rows, columns = values.shape
+    expected = (*others, -(-rows // high), -(-columns // broad))
     if scales is None or tuple(scales.shape) != expected:
         found = None if scales is None else list(scales.shape)
-        raise ValueError(f"{name}.weight_scale_inv: expected {list(expected)}, a scale for each 128×128, got {found}")
-    return Fp8Blocks(weight.to(device)[None], scales.to(device, torch.float32)[None], _FP8_BLOCK)
+        raise ValueError(f"{name}_scale_inv: expected {list(expected)}, a scale for each 128×128, got {found}")
+    return Fp8Blocks(values.to(device), scales.to(device, torch.float32), _FP8_BLOCK)
 
 
 def _joined(weights: Sequence[Any], dim: int, name: object) -> Any:

@@ -6,11 +6,11 @@
     model = load_model("path/of/Qwen3-30B-A3B", format="int4", device="cuda")      # bfloat16, rounded on the way
     model.generate(...)
 
-Experts are found as stacked tensors (`gate_up_proj`, or gpt-oss's `gate_up_proj_blocks` and `_scales`), or one linear
-layer for each expert (gate_proj, up_proj and down_proj; w1, w3 and w2) in a format that `formats.checkpoint` tells
-apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks of 128×128, floating point. All else becomes
-`dtype`, or float32 where transformers keeps it so; layers beside the experts that are quantised are dequantised. Peak
-memory beyond the model: the stored tensors of one weight.
+Experts are found as stacked tensors (`gate_up_proj`, in e4m3 with `gate_up_proj_scale_inv`; or gpt-oss's
+`gate_up_proj_blocks` and `_scales`), or one linear layer for each expert (gate_proj, up_proj and down_proj; w1, w3 and
+w2) in a format that `formats.checkpoint` tells apart: MXFP4, INT4 of GPTQ, AWQ and compressed-tensors, FP8 with blocks
+of 128×128, floating point. All else becomes `dtype`, or float32 where transformers keeps it so; layers beside the
+experts that are quantised are dequantised. Peak memory beyond the model: the stored tensors of one weight.
 """
 
 import re
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from expertile.formats.checkpoint import Get, in_format, read_linear, read_weight
+from expertile.formats.checkpoint import Get, fp8_blocks, in_format, read_linear, read_weight, unscaled
 from expertile.formats.fp8 import Fp8Blocks
 from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.formats.source import Source, reader
@@ -38,7 +38,7 @@ from expertile.integrations.transformers import (
 _LINEAR = ((("gate_proj", "up_proj"), ("down_proj",)), (("w1", "w3"), ("w2",)))
 _FIELDS = ("weight", "weight_packed", "qweight")
 # What transformers calls otherwise than the checkpoints do.
-_RENAMED = (".mlp.", ".block_sparse_moe.")
+_RENAMED = ((".mlp.", ".block_sparse_moe."), (".mlp.gate.", ".mlp."))
 
 
 def load_model(
@@ -63,19 +63,22 @@ def load_model(
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     config = AutoConfig.from_pretrained(path)
+    int4 = _int4_of(getattr(config, "quantization_config", None))
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # or transformers would quantise itself
     with parameters_on_meta():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if (Path(path) / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
-    get = reader(path)
-    load_experts(model, path, format=format, device=device, dtype=dtype, progress=progress)
+    get, buffers = reader(path), {name for name, own in model.state_dict().items() if not own.is_meta}
+    load_experts(model, path, format=format, device=device, dtype=dtype, int4=int4, progress=progress)
     for name, own in model.state_dict(keep_vars=True).items():
         if own.is_meta or not isinstance(own, torch.nn.Parameter):
-            found = _dense(get, name, _dtype(model, name, own), device)
+            found = _dense(get, name, _dtype(model, name, own), device, int4)
             if found is not None:
                 _assign(model, name, found)
+            elif name in buffers:  # a correction bias of zeros would choose other experts
+                raise ValueError(f"{name}: expected a tensor of that name in {path}, got none")
     model.tie_weights()
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
@@ -91,24 +94,25 @@ def load_experts(
     format: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    int4: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Put the experts of `source` in the place of those of `model`, which may be on the meta device; returns it.
 
-    `source`: tensors by name, safetensors files, or a folder of them. Packed values are rearranged, not rounded. Other
-    arguments as for `load_model`.
+    `source`: tensors by name, safetensors files, or a folder of them. Packed values are rearranged, not rounded.
+    `int4`: how INT4 is stored, as for `formats.checkpoint.load`. Other arguments as for `load_model`.
 
     Raises:
         ValueError: a tensor is missing or of another shape or format, with its name; a model without such experts, or
             quantised ones whose gate no kernel has.
     """
     get = reader(source)
-    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, p) for p in PROJECTIONS)]
+    layers = [(n, m) for n, m in model.named_modules() if all(hasattr(m, a) for a in (*PROJECTIONS, "is_transposed"))]
     if not layers:
         raise ValueError("model: expected experts with gate_up_proj and down_proj, got none")
     for done, (name, experts) in enumerate(layers, 1):
         for projection in PROJECTIONS:
-            weight = _stored(get, name, projection, experts, format, dtype, device)
+            weight = _stored(get, name, projection, experts, format, dtype, device, int4)
             parameter, full = getattr(experts, projection), f"{name}.{projection}"
             expected = tuple(parameter.mT.shape if experts.is_transposed else parameter.shape)
             shape = tuple(weight.values.shape if isinstance(weight, Fp8Blocks) else weight.shape)
@@ -133,6 +137,7 @@ def _stored(
     format: str | None,
     dtype: torch.dtype,
     device: torch.device | str | None,
+    int4: str | None,
 ) -> Any:
     """A projection of all experts, [E, N, K], as it is stored, or in `format`."""
     which = PROJECTIONS.index(projection)
@@ -149,25 +154,37 @@ def _stored(
                 raise ValueError(f"{full}: {error}") from None
             return in_format(weight, format, full)
         stacked = get(full)
+        if stacked is not None and stacked.dtype is torch.float8_e4m3fn:
+            held = fp8_blocks(get, stacked, full, device)
+            return in_format(held.transposed() if experts.is_transposed else held, format, full)
         if stacked is not None:
-            return in_format((stacked.mT if experts.is_transposed else stacked).to(device, dtype), format, full)
+            stacked = unscaled(stacked.mT if experts.is_transposed else stacked, full)
+            return in_format(stacked.to(device, dtype), format, full)
         for parts in (linear[which] for linear in _LINEAR):
             if any(get(f"{stem}.0.{parts[0]}.{field}") is not None for field in _FIELDS):
                 count = getattr(experts, projection).shape[0]
                 names = [[f"{stem}.{e}.{part}" for part in parts] for e in range(count)]
-                return read_weight(get, names, format=format, dtype=dtype, device=device)
+                return read_weight(get, names, format=format, dtype=dtype, device=device, int4=int4)
     raise ValueError(f"{name}.{projection}: expected tensors of the experts, stacked or one by one, got none")
 
 
-def _dense(get: Get, name: str, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor | None:
+def _int4_of(quantization: Any) -> str | None:
+    """The format of INT4 that a config's quantization_config names, where the tensors do not tell it."""
+    found = quantization if isinstance(quantization, dict) else getattr(quantization, "__dict__", {})
+    return "gptq_v2" if found.get("checkpoint_format") == "gptq_v2" else None
+
+
+def _dense(
+    get: Get, name: str, dtype: torch.dtype, device: torch.device | str | None, int4: str | None
+) -> torch.Tensor | None:
     """A parameter that is no expert's, dequantised where it is quantised; None: there is none of that name."""
     for full in _called(name):
         found = get(full)
         if found is not None and found.dtype is not torch.float8_e4m3fn:
-            return found.to(device, dtype)
+            return (unscaled(found, full) if dtype.is_floating_point else found).to(device, dtype)
         stem, _, last = full.rpartition(".")
         if last == "weight" and any(get(f"{stem}.{field}") is not None for field in _FIELDS):
-            weight = read_linear(get, stem, dtype=dtype, device=device)
+            weight = read_linear(get, stem, dtype=dtype, device=device, int4=int4)
             return weight.dequantize(dtype)[0]  # type: ignore[no-any-return]
     return None
 
@@ -183,8 +200,7 @@ def _dtype(model: Any, name: str, own: torch.Tensor) -> torch.dtype:
 
 def _called(name: str) -> tuple[str, ...]:
     """The names that a checkpoint may have for what the model calls `name`."""
-    here, there = _RENAMED
-    return (name, name.replace(here, there)) if here in name else (name,)
+    return (name, *(name.replace(here, there) for here, there in _RENAMED if here in name))
 
 
 def _assign(model: Any, name: str, value: torch.Tensor) -> None:

@@ -134,8 +134,13 @@ def _projections(experts: Any) -> dict[str, torch.Tensor]:
 
 
 def refuse_to_save(model: Any) -> None:
-    """Make `model.save_pretrained` say that it has no format for quantised experts: it would fail, or drop them."""
-    model.save_pretrained = _cannot_save
+    """Make transformers' `save_pretrained` say that it has no format for quantised experts: it would fail, or drop
+    them. PEFT's around it keeps adapters alone."""
+    from transformers import PreTrainedModel
+
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.save_pretrained = _cannot_save  # type: ignore[method-assign]
 
 
 def _cannot_save(*args: Any, **options: Any) -> None:

@@ -128,7 +128,7 @@ class Members:
         that this waits for, no longer than 3/4 of the timeout; not for what the stream is given meanwhile."""
         if not x.is_cuda:
             return x.tolist
-        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
         copy.copy_(x, non_blocking=True)
         event = self._recorded(x.device)
 

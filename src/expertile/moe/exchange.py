@@ -106,7 +106,8 @@ class Exchange:
             keys, _ = token_keys(topk_ids, placement, False)
             sent = outgoing(topk_ids, topk_weights, keys, placement, self.capacity, self.max_tokens)
             if self.overflow is None or self.overflow.device != topk_ids.device:
-                self.overflow = torch.zeros(1, dtype=torch.int64, device=topk_ids.device)
+                with torch.inference_mode(False):  # later steps may be of training
+                    self.overflow = torch.zeros(1, dtype=torch.int64, device=topk_ids.device)
             if sent.overflow is not None:
                 self.overflow += sent.overflow
             meanwhile(sent)

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from expertile.formats.int4 import Int4Weight
 from expertile.moe._frozen import frozen_mlp
 from expertile.moe._passes import Form, Operands, forward, gradients
 from expertile.moe.expert_weights import Experts, Weight, autocasts
@@ -209,14 +210,17 @@ def experts_mlp(
     """`moe_mlp` of experts as one value."""
     check = check or (isinstance(topk_ids, torch.Tensor) and topk_ids.device.type == "cpu" and not traced(topk_ids))
     kind = experts.check(x, topk_ids, topk_weights, check)
-    topk_weights = topk_weights.to(wide_dtype(x))
     if lora is not None:
         if not isinstance(lora, Lora):
             raise ValueError(f"lora: expected a Lora or None, got {type(lora).__name__}")
         lora.check(experts, x.device)
     if autocasts(x):
         dtype = torch.get_autocast_dtype(x.device.type)
+        if kind is Int4Weight and (scales := experts.gate_up.scales.dtype) is not dtype:  # which its products need
+            with torch.autocast(x.device.type, dtype=scales):
+                return experts_mlp(experts, x, topk_ids, topk_weights, lora=lora).to(dtype)
         x, experts = x.to(dtype), experts.map(lambda t: t.to(dtype))
+    topk_weights = topk_weights.to(wide_dtype(x))
     if x.dtype is not torch.float64 and (lora is not None or kind is not torch.Tensor):
         return frozen_mlp(x, topk_ids, topk_weights, experts, lora)
     if lora is not None:

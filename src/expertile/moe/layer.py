@@ -253,7 +253,7 @@ class MoE(nn.Module):
         casts them.
         """
         self._check_shape(x)
-        return self._logits_and_x(x)[0]
+        return self._logits_and_x(x.reshape(-1, self.hidden_size))[0].view(*x.shape[:-1], self.config.num_experts)
 
     def _check_shape(self, x: object) -> None:
         if not isinstance(x, torch.Tensor) or x.dim() < 1 or x.shape[-1] != self.hidden_size:

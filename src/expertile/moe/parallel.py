@@ -34,7 +34,7 @@ from expertile.moe._placement import Placement
 from expertile.moe.exchange import Exchange
 from expertile.moe.expert_weights import Experts, Weight, autocasts
 from expertile.moe.permute import check_ids
-from expertile.ops.checks import check_integer
+from expertile.ops.checks import check_integer, require_tensors
 
 _ORDERS = ("ordered", "partial")
 
@@ -200,7 +200,7 @@ class ExpertParallel:
         """
         if batch_invariant:
             require_ordered(self.config.combine)
-        topk_weights = topk_weights.float()
+        require_tensors({}, x=x)
         experts = Experts(gate_up, down, gate_up_bias, down_bias, activation, interleaved, batch_invariant)
         dtype = gate_up.dtype if isinstance(gate_up, torch.Tensor) else self.config.dtype
         if autocasts(x):
@@ -209,6 +209,7 @@ class ExpertParallel:
         if not self.experts:
             experts = Experts.of(map(_with_one, experts.tensors), experts.form)
         self._validate(x, dtype, experts, topk_ids, topk_weights)
+        topk_weights = topk_weights.float()
         if check:
             check_ids(topk_ids, self.config.num_experts, values=True)
         tokens = x.shape[0]

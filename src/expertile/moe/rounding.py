@@ -291,7 +291,7 @@ def rounding_effect(
     if rounded_ids.shape != topk_ids.shape:
         raise ValueError(f"rounded_ids: expected shape {list(topk_ids.shape)} as topk_ids, got {came(rounded_ids)}")
     ids, rounded, weights = topk_ids.cpu().long(), rounded_ids.cpu().long(), topk_weights.cpu().double()
-    before = (ids >= 0) & (ids < num_experts) & (torch.arange(ids.shape[1]) < top_k)
+    before = (ids >= 0) & (ids < num_experts) & (torch.arange(ids.shape[1], device=ids.device) < top_k)
     after = (rounded >= 0) & (rounded < num_experts)
     dropped, added = before & ~after, after & ~before
     total, own = float(weights[before].sum()), (weights * before).sum(1)

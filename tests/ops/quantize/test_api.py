@@ -286,6 +286,11 @@ def test_per_row(dtype):
         check_per_row(data(*shape, dtype=dtype))
     check_per_row(data(7, 512, dtype=dtype)[:, 64:-64])
     assert quantize_per_row(data(0, 200, dtype=dtype)).scales.shape == (0, 1)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert quantize_per_row(data(0, 200, dtype=dtype)).scales.dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_odd_blocks():

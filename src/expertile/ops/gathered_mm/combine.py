@@ -158,7 +158,8 @@ def forward(y: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
 def formula(y: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
     """The sum in plain torch, float32 inside, differentiable any number of times."""
     total = torch.zeros((positions.shape[0], y.shape[1]), dtype=wide_dtype(y), device=y.device)
-    if y.shape[0] == 0:
+    if y.shape[0] == 0:  # nothing but a history is added
+        total = total + y.sum() + (0.0 if weights is None else weights[:0].sum())
         return total.to(y.dtype)
     for j in range(positions.shape[1]):
         kept = positions[:, j] >= 0

@@ -83,7 +83,7 @@ def _row_by_row(problem: GatherProblem, operands: Operands) -> Outputs:
     results: Outputs = tuple(None if s is None else o.a.new_zeros(s) for s in problem.out_shapes)
     if problem.product is Product.BACKWARD:
         results = (*results[:2], o.weights.new_zeros(problem.weights_shape))  # type: ignore[union-attr]
-    one = torch.ones(1, dtype=o.offs.dtype)
+    one = torch.ones(1, dtype=o.offs.dtype, device=o.offs.device)
     for r in range(int(o.offs[-1])):
         pre, slot = (None if x is None else x[r : r + 1].clone() for x in (o.pre, o.slots))
         row = _epilogue(problem, replace(o, offs=one, pre=pre, slots=slot), out[r : r + 1].clone())

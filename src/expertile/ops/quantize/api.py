@@ -62,7 +62,7 @@ def _rows(x: Tensor, source: str, weight: Tensor | None, eps: float, power_of_tw
 
 def _per_row(x: Tensor) -> kernels.Quantized:
     if x.numel() == 0:  # no largest element of a row without any
-        return x.to(torch.float8_e4m3fn), torch.ones((*x.shape[:-1], 1), device=x.device)
+        return x.to(torch.float8_e4m3fn), torch.ones((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     if _on_kernels(x) and x.shape[-1] <= kernels.MOST_IN_ROW:
         return kernels.quantize_per_row(x)
     made = Fp8Blocks.quantize(x.detach(), (1, x.shape[-1]))

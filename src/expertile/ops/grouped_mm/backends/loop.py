@@ -59,7 +59,7 @@ def _multiply_rows(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, 
     if weight.data_ptr() % _ALIGNMENT:
         weight = weight.clone()
     for row, target in zip(x.unbind(0), out.unbind(0), strict=True):
-        product = torch.mv(weight, torch.empty(row.shape, dtype=dtype).copy_(row))
+        product = torch.mv(weight, row.new_empty(row.shape, dtype=dtype).copy_(row))
         target.copy_(product if bias is None else product + bias)
 
 
