@@ -56,16 +56,10 @@ def _produce(p, PRODUCER: gl.constexpr):
 
 
 @gluon.jit
-def specialise(
-    p,
-    CONSUMER: gl.constexpr,
-    PRODUCER: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-):
+def specialise(p, CONSUMER: gl.constexpr, PRODUCER: gl.constexpr, LAYOUT: gl.constexpr, REGISTERS: gl.constexpr):
     """Start p.CONSUMERS partitions CONSUMER(p, number, LAYOUT), without a LAYOUT that is None, and PRODUCER(p), of one
-    warp. The first consumer gets the registers that the others and the producer leave: as many as the others."""
+    warp. REGISTERS: of a thread of the other consumers and of the producer. The first consumer gets what those leave:
+    as many as the others."""
     MORE: gl.constexpr = p.CONSUMERS - 1
     gl.warp_specialize(
         [
@@ -76,7 +70,7 @@ def specialise(
         ][: p.CONSUMERS]
         + [(_produce, (p, PRODUCER))],
         [gl.num_warps()] * MORE + [1],
-        [CONSUMER_REGS] * MORE + [PRODUCER_REGS],
+        [REGISTERS[0]] * MORE + [REGISTERS[1]],
     )
 
 

@@ -199,15 +199,7 @@ def _consume(p, CONSUMER: gl.constexpr, ROW: gl.constexpr):
 
 
 @gluon.jit
-def run(
-    ROW: gl.constexpr,
-    inputs,
-    out_ptr,
-    sizes,
-    SHAPE: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr,
-):
+def run(ROW: gl.constexpr, inputs, out_ptr, sizes, SHAPE: gl.constexpr, REGISTERS: gl.constexpr):
     """A whole kernel: rings and barriers, the consumers, which do ROW, and the loading warp. inputs: pairs of a
     descriptor and a pointer. sizes: R, C, whole chunks."""
     a_desc, a_ptr = inputs[0]
@@ -221,4 +213,4 @@ def run(
     fence_async_shared()
     shared = (a_boxes, b_boxes, a_groups, b_groups, full, empty, order)
     p = Ring((a_desc, b_desc), shared, (a_ptr, b_ptr, out_ptr), sizes, SHAPE)
-    specialise(p, _consume, _produce, ROW, REGISTERS, LOADER_REGISTERS)
+    specialise(p, _consume, _produce, ROW, REGISTERS)
