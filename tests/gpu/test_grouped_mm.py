@@ -5,8 +5,8 @@ import torch
 
 import expertile as xt
 from expertile.ops.grouped_mm.backends import BACKENDS
-from expertile.ops.grouped_mm.reference import reference
 from expertile.ragged import offs_from_sizes
+from tests.ops.grouped_mm.reference import reference
 
 SIZES = [130, 0, 257, 64, 1]
 G, K, N = len(SIZES), 256, 384

@@ -18,10 +18,10 @@ from expertile.ops.gathered_mm.backends import cuda_gated, cuda_gather, gluon_ga
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name, gluon_hopper
 from expertile.ops.grouped_mm.choose import choose
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.grouped_mm.reference import reference
 from expertile.ops.launch import counter
 from expertile.ops.scaled_grouped_mm.backends import cuda_fp8
 from expertile.ragged import offs_from_sizes
+from tests.ops.grouped_mm.reference import reference
 
 OWN = [b.name for b in BACKENDS if not b.reads_offs_on_host and not b.peer]
 _MIB = 2**20

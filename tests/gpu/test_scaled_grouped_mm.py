@@ -12,9 +12,9 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.api import scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS, cuda_fp8, gluon_fp8
 from expertile.ops.scaled_grouped_mm.problem import Recipe
-from expertile.ops.scaled_grouped_mm.reference import reference
 from expertile.ragged import offs_from_sizes
 from tests.ops.scaled_grouped_mm.cases import CASES, LARGE, Case, check, make, poisoned_out, problem_of
+from tests.ops.scaled_grouped_mm.reference import reference
 
 OURS = [b for b in BACKENDS if not b.peer and not b.reads_offs_on_host]
 SIZES = [130, 0, 257, 64, 1]

@@ -10,9 +10,9 @@ from expertile.formats.mxfp4_fp8 import Mxfp4Fp8Weight
 from expertile.ops.weight_only_mm.api import weight_only_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-from expertile.ops.weight_only_mm.reference import reference
 from expertile.ragged import offs_from_sizes
 from tests.ops.weight_only_mm.cases import CASES, LARGE, Case, check, make, poisoned_out, problem_of
+from tests.ops.weight_only_mm.reference import reference
 
 OURS = [b for b in BACKENDS if not b.reads_offs_on_host]
 KERNELS = [b for b in OURS if b.name != "dequant"]

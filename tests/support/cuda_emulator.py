@@ -272,7 +272,7 @@ def grouped_on_host(
 ) -> torch.Tensor:
     """`on_host` for a backend that keeps launches by address; returns the counter, which each run leaves at zero."""
     on_host(patch, folder, programs=programs, seed=seed, fault=fault)
-    for kept in ("_launch", "_kernel", "_binary"):
+    for kept in ("_launch", "_kernel"):
         made = getattr(module, kept)
         patch.setattr(module, kept, getattr(made, "__wrapped__", made))
     counter = torch.zeros(1, dtype=torch.int32)

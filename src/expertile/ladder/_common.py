@@ -9,7 +9,7 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
-from expertile.ops.grouped_mm.persistent import tile_options, tiles_bound
+from expertile.ops.grouped_mm.persistent import tile_options, tiles_bound, tiles_of
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.device import current_device, no_triton, program_count
 from expertile.ops.launch.versions import FP_FUSION
@@ -66,7 +66,8 @@ def launch(
     out, p, device = new_out(problem, operands, out), problem, operands.a.device
     if out.stride(1) != 1 or (p.n % 8 == 0 and (out.stride(0) % 8 or out.data_ptr() % 16)):
         raise ValueError(f"out: expected contiguous rows on 16-byte boundaries, got strides {out.stride()}")
-    programs, resident = tiles_bound("m", p.groups, p.m, p.n, config.block_m, config.block_n), vars(config)
+    tiles = tiles_of(p, config.block_m, config.block_n, config.block_k)
+    programs, resident = tiles_bound(tiles, p.groups, p.m, p.n), vars(config)
     if "blocks_per_sm" in resident:
         programs = program_count(device, programs, resident["blocks_per_sm"])
     if p.m and p.n:
@@ -74,7 +75,7 @@ def launch(
             kernel[(programs,)](
                 *(operands.a, operands.b, out, operands.offs, p.n, p.k, p.groups),
                 *(p.a_strides[0], p.b_strides[0], p.b_strides[2], out.stride(0)),
-                **tile_options(config),
+                **tile_options(tiles, config),
                 **constants,
                 **FP_FUSION,
             )

@@ -16,6 +16,8 @@ import triton.language as tl
 
 from expertile.ladder._common import launch, takes_pointers
 from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.persistent import Tiles
+from expertile.ops.launch.shape import constants
 
 
 @dataclass(frozen=True)
@@ -50,34 +52,22 @@ _UNKNOWN = ("a_ptr", "b_ptr", "out_ptr", "N", "K", "a_stride_m", "b_stride_g", "
 
 @triton.jit(do_not_specialize=_UNKNOWN, do_not_specialize_on_alignment=_UNKNOWN)
 def _masked_kernel(
-    a_ptr,
-    b_ptr,
-    out_ptr,
-    offs_ptr,
-    N,
-    K,
-    groups,
-    a_stride_m,
-    b_stride_g,
-    b_stride_n,
-    out_stride_m,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    a_ptr, b_ptr, out_ptr, offs_ptr, N, K, groups, a_stride_m, b_stride_g, b_stride_n, out_stride_m, TILES: tl.constexpr
 ):
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, BLOCK_M)
+    t: tl.constexpr = constants(Tiles, TILES)
+    tiles_n = tl.cdiv(N, t.BLOCK_N)
+    group, start, end, place, found = walk_to_group(tl.program_id(0), offs_ptr, groups, tiles_n, t.BLOCK_M)
     if found:
-        row = start + place // tiles_n * BLOCK_M
-        col = place % tiles_n * BLOCK_N
-        rows = tl.arange(0, BLOCK_M)[:, None]
-        cols = tl.arange(0, BLOCK_N)[None, :]
-        ks = tl.arange(0, BLOCK_K)
+        row = start + place // tiles_n * t.BLOCK_M
+        col = place % tiles_n * t.BLOCK_N
+        rows = tl.arange(0, t.BLOCK_M)[:, None]
+        cols = tl.arange(0, t.BLOCK_N)[None, :]
+        ks = tl.arange(0, t.BLOCK_K)
         a_tile = a_ptr + row.to(tl.int64) * a_stride_m
         b_tile = b_ptr + group.to(tl.int64) * b_stride_g + col.to(tl.int64) * b_stride_n
         out_tile = out_ptr + row.to(tl.int64) * out_stride_m + col
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, K, BLOCK_K):
+        acc = tl.zeros((t.BLOCK_M, t.BLOCK_N), tl.float32)
+        for k in range(0, K, t.BLOCK_K):
             a_mask = (row + rows < end) & (k + ks[None, :] < K)
             b_mask = (k + ks[:, None] < K) & (col + cols < N)
             a = tl.load(a_tile + rows * a_stride_m + (k + ks[None, :]), mask=a_mask, other=0.0)

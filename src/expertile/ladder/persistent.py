@@ -8,7 +8,6 @@ SM.
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 
@@ -16,10 +15,10 @@ from expertile.device import Device
 from expertile.ladder import masked_pointer
 from expertile.ladder._common import launch, takes_aligned
 from expertile.ladder.unmasked_pointer import multiply_tile
-from expertile.ops.grouped_mm.backend import Backend, Operands
-from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
+from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.persistent import Tiles, group_of_tile, group_range, tile_ends
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ragged import power_of_two
+from expertile.ops.launch.shape import constants
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,18 @@ def _persistent_kernel(
     b_stride_n,
     out_stride_m,
     EVEN_K: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
 ):
+    t: tl.constexpr = constants(Tiles, TILES)
     pointers, strides = (a_ptr, b_ptr, out_ptr), (a_stride_m, b_stride_g, b_stride_n, out_stride_m)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    ends = tile_ends(offs_ptr, groups, tiles_n, BLOCK_M, GROUPS_P2)
+    tiles_n = tl.cdiv(N, t.BLOCK_N)
+    ends = tile_ends(offs_ptr, groups, tiles_n, t.BLOCK_M, t.GROUPS_P2)
     for tile in range(tl.program_id(0), tl.max(ends, 0), tl.num_programs(0)):
-        group, first = group_of_tile(tile, ends, GROUPS_P2)
+        group, first = group_of_tile(tile, ends, t.GROUPS_P2)
         start, end = group_range(offs_ptr, group)
-        row = start + (tile - first) // tiles_n * BLOCK_M
-        col = (tile - first) % tiles_n * BLOCK_N
-        multiply_tile(pointers, strides, group, row, end, col, N, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K)
+        row = start + (tile - first) // tiles_n * t.BLOCK_M
+        col = (tile - first) % tiles_n * t.BLOCK_N
+        multiply_tile(pointers, strides, group, row, end, col, N, K, EVEN_K, t)
 
 
 def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:
@@ -64,15 +61,12 @@ def _configs(problem: Problem, device: Device) -> tuple[Config, ...]:
     return (Config(blocks_per_sm=2 if device.at_least(9) else 1),)
 
 
-def _run(problem: Problem, operands: Operands, config: Config, out: torch.Tensor | None) -> torch.Tensor:
-    even_k, groups = problem.k % config.block_k == 0, power_of_two(problem.groups, 32)
-    return launch(_persistent_kernel, problem, operands, config, out, EVEN_K=even_k, GROUPS_P2=groups)
-
-
 BACKEND = Backend(
     name="5_persistent",
     summary="as rung 4, with a resident grid and the group found by a prefix sum",
     supports=takes_aligned,
     configs=_configs,
-    run=_run,
+    run=lambda problem, operands, config, out: launch(
+        _persistent_kernel, problem, operands, config, out, EVEN_K=problem.k % config.block_k == 0
+    ),
 )

@@ -16,7 +16,7 @@ from expertile.lab.race.workloads import ragged_m, wgrad
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.grouped_mm.reference import reference
+from tests.ops.grouped_mm.reference import reference
 
 SMALL = ragged_m("small", "test", (12, 0, 20), 32, 24, "fp32", routing="by hand")
 OTHER = wgrad("other", "test", (8, 16), 16, 24, "bf16")

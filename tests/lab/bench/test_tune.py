@@ -16,10 +16,10 @@ from expertile.ops.grouped_mm import choose as choosing
 from expertile.ops.grouped_mm import relatives
 from expertile.ops.grouped_mm.backend import Backend
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
-from expertile.ops.grouped_mm.reference import reference
 from expertile.ops.grouped_mm.transfer import Rival
 from expertile.ops.grouped_mm.tuned import Table
 from expertile.ops.measure import MEASURE
+from tests.ops.grouped_mm.reference import reference
 
 SMALL = (
     ragged_m("first", "t", (12, 0, 20), 32, 24, "fp32", routing="by hand"),

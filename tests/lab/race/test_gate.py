@@ -10,7 +10,7 @@ from expertile.lab.race.operands import make_operands
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout, Problem
-from expertile.ops.grouped_mm.reference import reference as independent
+from tests.ops.grouped_mm.reference import reference as independent
 
 CPU = torch.device("cpu")
 SIZES = (40, 0, 33, 70)

@@ -12,9 +12,9 @@ import expertile as xt
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm import api
 from expertile.ops.grouped_mm.backends import BACKENDS, by_name
-from expertile.ops.grouped_mm.reference import reference
 from expertile.ops.grouped_mm.tail import zero_tail
 from expertile.ragged import offs_from_sizes
+from tests.ops.grouped_mm.reference import reference
 
 SIZES = [4, 0, 9, 3]
 OFFS = offs_from_sizes(SIZES)

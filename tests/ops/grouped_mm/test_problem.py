@@ -109,7 +109,7 @@ def test_tf32_only_when_torch_allows_it_by_either_switch(switch, off, on):
     code = f"""
 import torch
 from expertile.ops.grouped_mm.problem import Problem
-from expertile.ops.grouped_mm.reference import reference
+from tests.ops.grouped_mm.reference import reference
 a, b, offs = torch.ones(10, 8), torch.ones(2, 8, 4), torch.tensor([4, 10], dtype=torch.int32)
 matmul = torch.backends.cuda.matmul
 matmul.{switch} = {off!r}

@@ -52,7 +52,7 @@ def _options(case: tuple, dtype: torch.dtype, tensors: int) -> dict[str, Any]:
     _, _, group, box, slots, _, consumers = case
     chunk = launch.CHUNK_BYTES // dtype.itemsize
     shape = ring.RingShape(tensors, consumers, group, box, chunk, slots * dtype.itemsize // 2)
-    return {"SHAPE": shape, "REGISTERS": 0, "LOADER_REGISTERS": 0}
+    return {"SHAPE": shape, "REGISTERS": (0, 0)}
 
 
 def run(kernel: Any, grid: int, args: tuple, options: dict, out: torch.Tensor, seed: int = 0) -> None:

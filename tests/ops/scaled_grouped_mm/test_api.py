@@ -12,9 +12,9 @@ from expertile.ops.launch import nvrtc
 from expertile.ops.scaled_grouped_mm import api
 from expertile.ops.scaled_grouped_mm.api import choose, scaled_grouped_mm
 from expertile.ops.scaled_grouped_mm.backends import BACKENDS
-from expertile.ops.scaled_grouped_mm.reference import reference
 from expertile.ragged import offs_from_sizes
 from tests.ops.scaled_grouped_mm.cases import CASES, block_problem, check, make, problem_of
+from tests.ops.scaled_grouped_mm.reference import reference
 
 SIZES = [5, 0, 9, 3]
 OFFS = offs_from_sizes(SIZES)

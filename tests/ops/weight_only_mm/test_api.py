@@ -12,9 +12,9 @@ from expertile.formats.mxfp4 import Mxfp4Weight
 from expertile.ops.weight_only_mm.api import DEQUANT_FROM_ROWS, choose, int4_grouped_mm, ranges, weight_only_mm
 from expertile.ops.weight_only_mm.backends import BACKENDS
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-from expertile.ops.weight_only_mm.reference import reference
 from expertile.ragged import offs_from_sizes
 from tests.ops.weight_only_mm.cases import CASES, check, make, problem_of
+from tests.ops.weight_only_mm.reference import reference
 
 SIZES = [5, 0, 9, 3]
 OFFS = offs_from_sizes(SIZES)

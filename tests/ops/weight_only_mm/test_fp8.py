@@ -11,10 +11,10 @@ from expertile.ops.weight_only_mm.api import choose
 from expertile.ops.weight_only_mm.backends import BACKENDS, by_name
 from expertile.ops.weight_only_mm.fp8 import operator
 from expertile.ops.weight_only_mm.problem import WeightOnlyProblem
-from expertile.ops.weight_only_mm.reference import reference
 from expertile.ragged import offs_from_sizes
 from tests.ops.weight_only_mm import fp8_cases
 from tests.ops.weight_only_mm.fp8_cases import CASES, FP32, Fp8Case, check, make, poisoned_out, problem_of
+from tests.ops.weight_only_mm.reference import reference
 
 H200 = Device.by_name("h200")
 PLAIN = CASES[0]

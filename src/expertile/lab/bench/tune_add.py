@@ -16,11 +16,11 @@ import torch
 
 from expertile.lab.bench.precompile import Job, precompile
 from expertile.lab.bench.tune import PRECOMPILE_SHARE, Say, Session, time_of, timed
-from expertile.lab.bench.tune_problems import PRESET, group_sizes
+from expertile.lab.bench.tune_problems import group_sizes, with_features
 from expertile.lab.measure.interleaved import Budget, device_alive, failure_of, release
 from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
-from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.problem import Layout
@@ -38,22 +38,10 @@ _ROUTINGS = {"even": "uniform", "skewed": "zipf(1)", "one": "one"}
 
 def workload_like(features: Features, name: str, seed: int) -> GroupedWorkload:
     """A problem of these features. The rows of its groups are drawn as its skew says."""
-    f = features
-    layout, routing = Layout(f.layout), _ROUTINGS[f.skew]
-    dtype = "bf16" if f.dtype == "16-bit" else "fp32"
-    a_layout, b_layout = f.orders.split(",")
-    if layout is Layout.BATCHED:
-        sizes, routing = (f.rows // f.groups,) * f.groups, "equal"
-    else:
-        sizes, routing = group_sizes(routing, f.rows, f.groups, seed), f"{routing} seed={seed}"
-    dims = {
-        Layout.RAGGED_M: (f.rows, f.n, f.k),
-        Layout.RAGGED_K: (f.k, f.n, f.rows),
-        Layout.RAGGED_N: (f.n, f.rows, f.k),
-        Layout.BATCHED: (f.rows // f.groups, f.n, f.k),
-    }
-    m, n, k = dims[layout]
-    return grouped(name, PRESET, layout, sizes, m, n, k, dtype, a_layout=a_layout, b_layout=b_layout, routing=routing)
+    f, routing = features, _ROUTINGS[features.skew]
+    if f.layout == Layout.BATCHED:
+        return with_features(f, name, (f.rows // f.groups,) * f.groups, routing="equal")
+    return with_features(f, name, group_sizes(routing, f.rows, f.groups, seed), routing=f"{routing} seed={seed}")
 
 
 def _key(rival: Rival) -> str:

@@ -16,6 +16,7 @@ from expertile.lab.operators import moe, presets
 from expertile.lab.race.routing import draw
 from expertile.lab.race.workloads import GroupedWorkload, grouped, ragged_m, wgrad
 from expertile.ops.grouped_mm.problem import Layout
+from expertile.ops.grouped_mm.tuned import Features
 
 PRESET = "tune"
 # Hidden and FFN sizes of published models, and the halves and doubles that tensor parallelism and SwiGLU make.
@@ -46,6 +47,20 @@ def known(device: Device, seed: int = 0) -> tuple[GroupedWorkload, ...]:
         found += trained(seed)
     distinct = {(w.layout, w.group_sizes, w.m, w.n, w.k, w.dtype): w for w in reversed(found) if not w.unsupported}
     return tuple(w for w in reversed(distinct.values()) if fits(w, device))
+
+
+def with_features(f: Features, name: str, sizes: Sequence[int], routing: str = "") -> GroupedWorkload:
+    """A product with these features and those sizes of its groups, bf16 for "16-bit"."""
+    layout = Layout(f.layout)
+    m, n, k = {
+        Layout.RAGGED_M: (f.rows, f.n, f.k),
+        Layout.RAGGED_K: (f.k, f.n, f.rows),
+        Layout.RAGGED_N: (f.n, f.rows, f.k),
+        Layout.BATCHED: (f.rows // max(1, f.groups), f.n, f.k),
+    }[layout]
+    a_layout, b_layout = f.orders.split(",")
+    dtype = {"16-bit": "bf16", "tf32": "fp32"}.get(f.dtype, f.dtype)
+    return grouped(name, PRESET, layout, sizes, m, n, k, dtype, a_layout=a_layout, b_layout=b_layout, routing=routing)
 
 
 @lru_cache(maxsize=64)

@@ -12,19 +12,19 @@ import torch
 
 from expertile.device import Device
 from expertile.lab.bench.tune import Say, Session, in_time, measure, take
-from expertile.lab.bench.tune_problems import mixed
+from expertile.lab.bench.tune_problems import mixed, with_features
 from expertile.lab.measure.interleaved import failure_of
 from expertile.lab.race.operands import make_operands
 from expertile.lab.race.operator import record_name
 from expertile.lab.race.record import Record, append
-from expertile.lab.race.workloads import GroupedWorkload, grouped
+from expertile.lab.race.workloads import GroupedWorkload
 from expertile.lab.report.rows import by
 from expertile.ops.grouped_mm.api import raced
 from expertile.ops.grouped_mm.backend import Backend, config_dict
 from expertile.ops.grouped_mm.backends import BACKENDS
 from expertile.ops.grouped_mm.choose import NEIGHBOURS, by_measurement, choose, rounded
 from expertile.ops.grouped_mm.model import synchronises
-from expertile.ops.grouped_mm.problem import Layout, Problem
+from expertile.ops.grouped_mm.problem import Problem
 from expertile.ops.grouped_mm.relatives import table_for
 from expertile.ops.grouped_mm.transfer import Rival, expected_slowdowns
 from expertile.ops.grouped_mm.tuned import Features, Problems, Table, features_of
@@ -201,16 +201,6 @@ def _verdicts(table: Table, device: Device, backends: Sequence[Backend], measure
 
 def problem_of(f: Features) -> Problem:
     """A problem with these features, bf16 for "16-bit", as a GPU's host sees it: sizes of ragged groups unknown."""
-    layout = Layout(f.layout)
-    a_layout, b_layout = f.orders.split(",")
     base, extra = divmod(f.rows, max(1, f.groups))
-    sizes = [base + (g < extra) for g in range(f.groups)]
-    m, n, k = {
-        Layout.RAGGED_M: (f.rows, f.n, f.k),
-        Layout.RAGGED_K: (f.k, f.n, f.rows),
-        Layout.RAGGED_N: (f.n, f.rows, f.k),
-        Layout.BATCHED: (base, f.n, f.k),
-    }[layout]
-    dtype = {"16-bit": "bf16", "tf32": "fp32"}.get(f.dtype, f.dtype)
-    workload = grouped("left-out", "", layout, sizes, m, n, k, dtype, a_layout=a_layout, b_layout=b_layout)
+    workload = with_features(f, "left-out", [base + (g < extra) for g in range(f.groups)])
     return workload.problem("cuda", f.dtype == "tf32").with_sizes(None)

@@ -12,6 +12,7 @@ L2 as far as it reaches. Row sums are made by one program each, in a fixed order
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -20,6 +21,7 @@ from torch import Tensor
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward, deinterleave
 from expertile.ops.launch.device import on_kernels
 from expertile.ops.launch.kernels import launch
+from expertile.ops.launch.shape import constants
 from expertile.ragged import power_of_two
 
 
@@ -37,6 +39,21 @@ ACTIVATION = Config(2048, 1024)
 BACKWARD = Config(1024, 1024)
 _LEAST_COLUMNS = 256  # of a tile without a mask
 _SUMS = 256  # rows whose sums a program adds
+
+
+class Shape(NamedTuple):
+    """What a kernel of a gated activation is compiled for: tiles of BLOCK_ROWS x BLOCK_COLS; EVEN: none reaches past a
+    row. For adapters (`low_rank`): RANK of the one of pre, NEXT_RANK of the one of act, and GROUPS_P2, a power of two,
+    the number of experts or more."""
+
+    ACTIVATION: str
+    INTERLEAVED: bool
+    BLOCK_ROWS: int
+    BLOCK_COLS: int
+    EVEN: bool
+    RANK: int = 0
+    NEXT_RANK: int = 0
+    GROUPS_P2: int = 0
 
 
 @triton.jit
@@ -57,64 +74,50 @@ def _gather_rows_kernel(tensors, scalars, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: 
 
 
 @triton.jit
-def _activation_kernel(
-    tensors,
-    scalars,
-    ACTIVATION: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    EVEN: tl.constexpr,
-):
+def _activation_kernel(tensors, scalars, SHAPE: tl.constexpr):
+    s: tl.constexpr = constants(Shape, SHAPE)
     pre_ptr, offs_ptr, act_ptr = tensors
     groups, I = scalars
-    chunks = tl.cdiv(I, BLOCK_COLS)
+    chunks = tl.cdiv(I, s.BLOCK_COLS)
     end = tl.load(offs_ptr + groups - 1)
-    first = tl.program_id(0) // chunks * BLOCK_ROWS
+    first = tl.program_id(0) // chunks * s.BLOCK_ROWS
     if first < end:
-        row = first + tl.arange(0, BLOCK_ROWS)
-        start = tl.program_id(0) % chunks * BLOCK_COLS
-        col = (start + tl.arange(0, BLOCK_COLS))[None, :]
+        row = first + tl.arange(0, s.BLOCK_ROWS)
+        start = tl.program_id(0) % chunks * s.BLOCK_COLS
+        col = (start + tl.arange(0, s.BLOCK_COLS))[None, :]
         at = row.to(tl.int64)[:, None] * I
-        inside = (row < end)[:, None] if EVEN else (row < end)[:, None] & (col < I)
-        gate, up = load_pre(pre_ptr, at, start, (row < end)[:, None], I, INTERLEAVED, BLOCK_COLS, EVEN)
-        value = activate(gate, up, ACTIVATION)
+        inside = (row < end)[:, None] if s.EVEN else (row < end)[:, None] & (col < I)
+        gate, up = load_pre(pre_ptr, at, start, (row < end)[:, None], I, s.INTERLEAVED, s.BLOCK_COLS, s.EVEN)
+        value = activate(gate, up, s.ACTIVATION)
         tl.store(act_ptr + at + col, value.to(act_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _backward_kernel(
-    tensors,
-    scalars,
-    ACTIVATION: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    EVEN: tl.constexpr,
-):
+def _backward_kernel(tensors, scalars, SHAPE: tl.constexpr):
     """One program for whole rows, so that it alone sums each of them."""
+    s: tl.constexpr = constants(Shape, SHAPE)
     a_ptr, pre_ptr, slots_ptr, weights_ptr, offs_ptr, dpre_ptr, act_w_ptr, dweights_ptr = tensors
     groups, I = scalars
     end = tl.load(offs_ptr + groups - 1)
-    first = tl.program_id(0) * BLOCK_ROWS
+    first = tl.program_id(0) * s.BLOCK_ROWS
     if first < end:
-        row = first + tl.arange(0, BLOCK_ROWS)
+        row = first + tl.arange(0, s.BLOCK_ROWS)
         used = row < end
         slot = tl.load(slots_ptr + row, mask=used, other=0)
         weight = tl.load(weights_ptr + slot, mask=used, other=0.0)[:, None]
         at = row.to(tl.int64)[:, None] * I
-        total = tl.zeros((BLOCK_ROWS,), tl.float32)
-        for start in range(0, I, BLOCK_COLS):
-            col = (start + tl.arange(0, BLOCK_COLS))[None, :]
-            inside = used[:, None] if EVEN else used[:, None] & (col < I)
+        total = tl.zeros((s.BLOCK_ROWS,), tl.float32)
+        for start in range(0, I, s.BLOCK_COLS):
+            col = (start + tl.arange(0, s.BLOCK_COLS))[None, :]
+            inside = used[:, None] if s.EVEN else used[:, None] & (col < I)
             grad = tl.load(a_ptr + at + col, mask=inside, other=0.0).to(tl.float32)
-            gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_COLS, EVEN)
-            value, d_gate, d_up = activate_backward(gate, up, grad * weight, ACTIVATION)
+            gate, up = load_pre(pre_ptr, at, start, used[:, None], I, s.INTERLEAVED, s.BLOCK_COLS, s.EVEN)
+            value, d_gate, d_up = activate_backward(gate, up, grad * weight, s.ACTIVATION)
             total += tl.sum(grad * value, 1)
             # a may be act_w and pre may be dpre, and another thread may store an element than loads it.
             tl.debug_barrier()
             tl.store(act_w_ptr + at + col, (value * weight).to(act_w_ptr.dtype.element_ty), mask=inside)
-            store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, INTERLEAVED, BLOCK_COLS, EVEN)
+            store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, s.INTERLEAVED, s.BLOCK_COLS, s.EVEN)
         tl.store(dweights_ptr + slot, total, mask=used)
 
 
@@ -198,9 +201,9 @@ def gated_activation(pre: Tensor, offs: Tensor, act: Tensor, activation: str, in
     """act [R, I] = f(pre [R, 2I]), both contiguous."""
     count, inner = act.shape
     tile = _cut(inner, ACTIVATION)
-    tensors, scalars, constants = (pre, offs, act), (offs.shape[0], inner), (activation, interleaved, *tile)
+    tensors, scalars, shape = (pre, offs, act), (offs.shape[0], inner), Shape(activation, interleaved, *tile)
     programs = -(-count // tile[0]) * -(-inner // tile[1])
-    launch(_activation_kernel, programs, tensors, scalars, constants, num_warps=4)
+    launch(_activation_kernel, programs, tensors, scalars, (shape,), num_warps=4)
 
 
 def gated_backward(
@@ -220,8 +223,8 @@ def gated_backward(
     count, inner = act_w.shape
     tile = _cut(inner, BACKWARD)
     tensors, scalars = (a, pre, slots, weights, offs, dpre, act_w, dweights), (offs.shape[0], inner)
-    constants = (activation, interleaved, *tile)
-    launch(_backward_kernel, -(-count // tile[0]), tensors, scalars, constants, num_warps=4)
+    shape = Shape(activation, interleaved, *tile)
+    launch(_backward_kernel, -(-count // tile[0]), tensors, scalars, (shape,), num_warps=4)
 
 
 def add_row_sums(sums: Tensor, slots: Tensor, offs: Tensor, dweights: Tensor) -> None:

@@ -1,13 +1,12 @@
 """The definition of right in plain torch: select rows, multiply, activate. Also what runs where no kernel does.
 
-`compute` multiplies by `product`: `expertile.grouped_mm` by default (float32 accumulation, results in the operands'
-dtype; nothing waits for the GPU), or a loop of float64 products in `exact`. The activation is computed in at least
-float32, from the pre-activation as it is stored, so that a backward pass that starts from it sees the same numbers.
+`compute` multiplies by `expertile.grouped_mm` (float32 accumulation, results in the operands' dtype; nothing waits for
+the GPU). The activation is computed in at least float32, from the pre-activation as it is stored, so that a backward
+pass that starts from it sees the same numbers.
 
 Batch-invariant, each row is activated alone: torch computes the last elements of a tensor with other instructions.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,28 +17,21 @@ from expertile.ops.gathered_mm.backend import Backend, Operands, Outputs
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.api import grouped_mm
 from expertile.ops.grouped_mm.backends.loop import RowByRow
-from expertile.ops.grouped_mm.reference import reference as grouped_reference
 from expertile.ops.launch.device import wide
-
-GroupedProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-
-def _fast(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return grouped_mm(a, b, offs=offs, bias=bias)
 
 
 def _select(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return x if rows is None else x.index_select(0, rows)
 
 
-def compute(problem: GatherProblem, operands: Operands, product: GroupedProduct = _fast) -> Outputs:
+def compute(problem: GatherProblem, operands: Operands) -> Outputs:
     """The outputs of `problem`; rows past offs[-1] are unspecified. Differentiable in no operand."""
     a, b, offs, rows = operands.a, operands.b, operands.offs, operands.rows
     if problem.product is Product.WGRAD:
         left = _select(a, rows if problem.gathered == "a" else None)
         right = _select(b, rows if problem.gathered == "b" else None)
-        return (product(left.t(), right, offs, None),)
-    return _epilogue(problem, operands, product(_select(a, rows), b, offs, operands.bias))
+        return (grouped_mm(left.t(), right, offs=offs),)
+    return _epilogue(problem, operands, grouped_mm(_select(a, rows), b, offs=offs, bias=operands.bias))
 
 
 def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> Outputs:
@@ -62,17 +54,6 @@ def _epilogue(problem: GatherProblem, operands: Operands, out: torch.Tensor) -> 
     dweights = sums.new_zeros(weights.shape[0] + 1)
     dweights.scatter_(0, torch.where(inside, slots, weights.shape[0]), sums)
     return dpre, (weight * value).to(out.dtype), dweights[:-1].view(problem.weights_shape)
-
-
-def exact(problem: GatherProblem, operands: Operands) -> Outputs:
-    """`compute` in float64 throughout. Rows past offs[-1] are NaN. Reads `offs` on the host."""
-    values = {name: getattr(operands, name) for name in ("a", "b", "bias", "pre", "weights")}
-    cast = {name: x.double() for name, x in values.items() if x is not None}
-
-    def product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return grouped_reference(a, b, offs, bias, torch.float64)
-
-    return compute(problem, replace(operands, **cast), product)
 
 
 def _row_by_row(problem: GatherProblem, operands: Operands) -> Outputs:

@@ -9,7 +9,7 @@ follows from the sizes, and sizes that change from call to call must not compile
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -18,6 +18,18 @@ from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ragged import power_of_two
 
 RAGGED = {Layout.RAGGED_M: "m", Layout.RAGGED_K: "k", Layout.RAGGED_N: "n", Layout.BATCHED: "none"}
+
+
+class Tiles(NamedTuple):
+    """What a kernel's tiles are compiled for. RAGGED: the ragged dimension, a value of the table above. GROUPS_P2: a
+    power of two, the number of groups or more. ALIGN: of which multiple a group's first tile starts (`tile_ends`)."""
+
+    RAGGED: str
+    GROUPS_P2: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    ALIGN: int = 1
 
 
 @triton.jit
@@ -60,45 +72,22 @@ def raster(tile, tiles_m, tiles_n, GROUP_M):
 
 
 @triton.jit
-def count_tiles(
-    offs_ptr,
-    M,
-    N,
-    groups,
-    RAGGED: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALIGN: tl.constexpr = 1,
-):
-    """(tiles of all groups, tile_ends or 0 where every group has the same number of tiles)."""
-    if RAGGED == "m":
-        ends = tile_ends(offs_ptr, groups, tl.cdiv(N, BLOCK_N), BLOCK_M, GROUPS_P2, ALIGN)
+def count_tiles(offs_ptr, M, N, groups, t):
+    """(tiles of all groups, tile_ends or 0 where every group has the same number of tiles), by t, the `Tiles`."""
+    if t.RAGGED == "m":
+        ends = tile_ends(offs_ptr, groups, tl.cdiv(N, t.BLOCK_N), t.BLOCK_M, t.GROUPS_P2, t.ALIGN)
         total = tl.max(ends, 0)
-    elif RAGGED == "n":
-        ends = tile_ends(offs_ptr, groups, tl.cdiv(M, BLOCK_M), BLOCK_N, GROUPS_P2, ALIGN)
+    elif t.RAGGED == "n":
+        ends = tile_ends(offs_ptr, groups, tl.cdiv(M, t.BLOCK_M), t.BLOCK_N, t.GROUPS_P2, t.ALIGN)
         total = tl.max(ends, 0)
     else:
         ends = 0
-        total = groups * tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        total = groups * tl.cdiv(M, t.BLOCK_M) * tl.cdiv(N, t.BLOCK_N)
     return total, ends
 
 
 @triton.jit
-def locate_tile(
-    tile,
-    ends,
-    offs_ptr,
-    M,
-    N,
-    K,
-    GROUP_M,
-    RAGGED: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ALIGN: tl.constexpr = 1,
-):
+def locate_tile(tile, ends, offs_ptr, M, N, K, GROUP_M, t):
     """(group, first row, end of the group's rows, first column, end of its columns, first summand, number of summands).
 
     In the ragged dimension the numbers count from the start of the whole tensor, in the others from the group's. With
@@ -106,25 +95,25 @@ def locate_tile(
     row_start, row_end = 0, M
     col_start, col_end = 0, N
     k_start, k_length = 0, K
-    if RAGGED == "m":
-        group, first = group_of_tile(tile, ends, GROUPS_P2)
+    if t.RAGGED == "m":
+        group, first = group_of_tile(tile, ends, t.GROUPS_P2)
         row_start, row_end = group_range(offs_ptr, group)
-        row_start = row_start // ALIGN * ALIGN
-    elif RAGGED == "n":
-        group, first = group_of_tile(tile, ends, GROUPS_P2)
+        row_start = row_start // t.ALIGN * t.ALIGN
+    elif t.RAGGED == "n":
+        group, first = group_of_tile(tile, ends, t.GROUPS_P2)
         col_start, col_end = group_range(offs_ptr, group)
-        col_start = col_start // ALIGN * ALIGN
+        col_start = col_start // t.ALIGN * t.ALIGN
     else:
-        tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+        tiles = tl.cdiv(M, t.BLOCK_M) * tl.cdiv(N, t.BLOCK_N)
         group = tile // tiles
         first = group * tiles
-        if RAGGED == "k":
+        if t.RAGGED == "k":
             k_start, k_end = group_range(offs_ptr, group)
             k_length = k_end - k_start
-    tiles_m = tl.cdiv(row_end - row_start, BLOCK_M)
-    tiles_n = tl.cdiv(col_end - col_start, BLOCK_N)
+    tiles_m = tl.cdiv(row_end - row_start, t.BLOCK_M)
+    tiles_n = tl.cdiv(col_end - col_start, t.BLOCK_N)
     tile_m, tile_n = raster(tile - first, tiles_m, tiles_n, GROUP_M)
-    return group, row_start + tile_m * BLOCK_M, row_end, col_start + tile_n * BLOCK_N, col_end, k_start, k_length
+    return group, row_start + tile_m * t.BLOCK_M, row_end, col_start + tile_n * t.BLOCK_N, col_end, k_start, k_length
 
 
 @triton.jit
@@ -147,33 +136,32 @@ def columns(block, PARTS: tl.constexpr):
 
 
 @lru_cache(maxsize=4096)
-def tiles_bound(ragged: str, groups: int, m: int, n: int, block_m: int, block_n: int) -> int:
+def tiles_bound(tiles: Tiles, groups: int, m: int, n: int) -> int:
     """The most tiles a problem can have, whatever its offs: ceil(total / block) + groups in the ragged dimension."""
-    across_m, across_n = -(-m // block_m), -(-n // block_n)
-    if ragged == "m":
+    across_m, across_n = -(-m // tiles.BLOCK_M), -(-n // tiles.BLOCK_N)
+    if tiles.RAGGED == "m":
         return (across_m + groups) * across_n
-    if ragged == "n":
+    if tiles.RAGGED == "n":
         return across_m * (across_n + groups)
     return groups * across_m * across_n
 
 
-def tile_options(config: Any) -> dict[str, int]:
-    """What a launch of a `config` is told of its tile: its sizes, its warps and its stages."""
-    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-    return {**blocks, "num_warps": config.num_warps, "num_stages": config.num_stages}
+def tiles_of(problem: Problem, block_m: int, block_n: int, block_k: int, align: int = 1) -> Tiles:
+    """Tiles of that size for a problem; GROUPS_P2 is 32 where no kernel makes a plan of the groups."""
+    planned = problem.layout in (Layout.RAGGED_M, Layout.RAGGED_N)
+    groups_p2 = power_of_two(problem.groups, 32) if planned else 32
+    return Tiles(RAGGED[problem.layout], groups_p2, block_m, block_n, block_k, align)
+
+
+def tile_options(tiles: Tiles, config: Any) -> dict[str, Any]:
+    """What a launch of a `config` is told of its tiles, its warps and its stages."""
+    return {"TILES": tiles, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def sizes_read(problem: Problem) -> tuple[int, int, int]:
     """The kernels' M, N, K: the ragged one, which they take from `offs`, is 0, lest its alignment chose the code."""
     ragged = RAGGED[problem.layout]
     return (0 if ragged == "m" else problem.m, 0 if ragged == "n" else problem.n, 0 if ragged == "k" else problem.k)
-
-
-def groups_p2(problem: Problem) -> int:
-    """GROUPS_P2, the power of two that the groups' plan is padded to; 32 where no kernel makes one."""
-    if problem.layout not in (Layout.RAGGED_M, Layout.RAGGED_N):
-        return 32
-    return power_of_two(problem.groups, 32)
 
 
 def best_group_m(problem: Problem, block_m: int, block_n: int, programs: int, l2_bytes: int) -> int:

@@ -59,9 +59,8 @@ def options_of(
     At launch all have equal shares of the file of 65536, by warps in fours. The first consumer gets what the others and
     the producer leave: as many as they."""
     warps = -(-(num_warps * consumers + 1) // 4) * 4
-    divided = dict(zip(("CONSUMER_REGS", "PRODUCER_REGS"), registers, strict=True))
     most = min(65536 // (32 * warps) // 8 * 8, 248)
-    return {"SHAPE": shape, **divided, "num_warps": num_warps, "maxnreg": most, "launch_pdl": pdl}
+    return {"SHAPE": shape, "REGISTERS": registers, "num_warps": num_warps, "maxnreg": most, "launch_pdl": pdl}
 
 
 def _values(group: Any) -> Iterable[Any]:

@@ -25,10 +25,10 @@ def make_barriers(COUNT: gl.constexpr, FIRST: gl.constexpr, SECOND: gl.constexpr
 
 
 @gluon.jit
-def make_order():
-    """The barriers of two consumers that take turns, one arrival each."""
-    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for s in gl.static_range(2):
+def make_order(COUNT: gl.constexpr = 2):
+    """The barriers of COUNT consumers that take turns, one arrival each."""
+    order = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(COUNT):
         mbarrier.init(order.index(s), count=1)
     return order
 
@@ -56,47 +56,22 @@ def _produce(p, PRODUCER: gl.constexpr):
 
 
 @gluon.jit
-def specialise(
-    p,
-    CONSUMER: gl.constexpr,
-    PRODUCER: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-):
-    """Start p.CONSUMERS partitions CONSUMER(p, number, LAYOUT), without a LAYOUT that is None, and PRODUCER(p). The
-    first consumer gets the registers that the others and the producer leave: as many as the others."""
-    if p.CONSUMERS == 1:
-        gl.warp_specialize([(_consume, (p, CONSUMER, 0, LAYOUT)), (_produce, (p, PRODUCER))], [1], [PRODUCER_REGS])
-    elif p.CONSUMERS == 2:
-        gl.warp_specialize(
-            [(_consume, (p, CONSUMER, 0, LAYOUT)), (_consume, (p, CONSUMER, 1, LAYOUT)), (_produce, (p, PRODUCER))],
-            [4, 1],
-            [CONSUMER_REGS, PRODUCER_REGS],
-        )
-    elif p.CONSUMERS == 3:
-        gl.warp_specialize(
-            [
-                (_consume, (p, CONSUMER, 0, LAYOUT)),
-                (_consume, (p, CONSUMER, 1, LAYOUT)),
-                (_consume, (p, CONSUMER, 2, LAYOUT)),
-                (_produce, (p, PRODUCER)),
-            ],
-            [4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (p, CONSUMER, 0, LAYOUT)),
-                (_consume, (p, CONSUMER, 1, LAYOUT)),
-                (_consume, (p, CONSUMER, 2, LAYOUT)),
-                (_consume, (p, CONSUMER, 3, LAYOUT)),
-                (_produce, (p, PRODUCER)),
-            ],
-            [4, 4, 4, 1],
-            [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS],
-        )
+def specialise(p, CONSUMER: gl.constexpr, PRODUCER: gl.constexpr, LAYOUT: gl.constexpr, REGISTERS: gl.constexpr):
+    """Start p.CONSUMERS partitions CONSUMER(p, number, LAYOUT), without a LAYOUT that is None, and PRODUCER(p), of one
+    warp. REGISTERS: of a thread of the other consumers and of the producer. The first consumer gets what those leave:
+    as many as the others."""
+    MORE: gl.constexpr = p.CONSUMERS - 1
+    gl.warp_specialize(
+        [
+            (_consume, (p, CONSUMER, 0, LAYOUT)),
+            (_consume, (p, CONSUMER, 1, LAYOUT)),
+            (_consume, (p, CONSUMER, 2, LAYOUT)),
+            (_consume, (p, CONSUMER, 3, LAYOUT)),
+        ][: p.CONSUMERS]
+        + [(_produce, (p, PRODUCER))],
+        [gl.num_warps()] * MORE + [1],
+        [REGISTERS[0]] * MORE + [REGISTERS[1]],
+    )
 
 
 @gluon.jit

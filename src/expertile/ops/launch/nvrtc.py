@@ -16,6 +16,7 @@ import torch
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 
+ADDRESS, INT, LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64  # a kernel's parameters, beside `TensorMap`
 _KEPT = "kernel.cubin"
 _TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\ntemplate <int N> struct Columns {};\n"
 _PARTS, GROUPS, TILES, RING = (Path(__file__).with_name(f"{n}.cu") for n in ("parts", "groups", "tiles", "ring"))

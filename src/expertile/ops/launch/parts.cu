@@ -196,6 +196,16 @@ __device__ __forceinline__ void store_matrices(u32 at, const float* x) {
                "r"(packed(x[2], x[3])), "r"(packed(x[4], x[5])), "r"(packed(x[6], x[7])) : "memory");
 }
 
+// A warpgroup's 64 rows of WIDTH sums, so rounded, from `to` on: 64 columns at a time with the 128-byte swizzle.
+template <int WIDTH>
+__device__ __forceinline__ void store_sums(u32 to, const float* sum) {
+  const int lane = threadIdx.x % LANES, warp = threadIdx.x % 128 / LANES;
+  const u32 row_at = to + (warp * 16 + lane % 16) * 128;
+#pragma unroll
+  for (int block = 0; block < WIDTH / 16; block++)
+    store_matrices(row_at + block / 4 * (64 * 128) + ((block % 4 * 2 + lane / 16 ^ lane % 8) << 4), sum + block * 8);
+}
+
 // The inverse of `packed`.
 __device__ __forceinline__ float2 unpacked(u32 x) {
   float2 y;

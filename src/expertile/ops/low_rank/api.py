@@ -95,10 +95,9 @@ def activated(
         return act, None
     v = None if a is None else pre.new_empty((count, a.shape[1]))
     tensors, scalars = (pre, u, b, a, offs, act, v), (groups, inner, float(scale))
-    constants = (*form, *_ranks(b, a), *_tile(config, inner), power_of_two(groups, 2))
-    launch(
-        kernels.activate_kernel, _tiles(count, offs, config), tensors, scalars, constants, num_warps=config.num_warps
-    )
+    shape = pointwise.Shape(activation, interleaved, *_tile(config, inner), *_ranks(b, a), power_of_two(groups, 2))
+    programs = _tiles(count, offs, config)
+    launch(kernels.activate_kernel, programs, tensors, scalars, (shape,), num_warps=config.num_warps)
     return act, v
 
 
@@ -145,10 +144,10 @@ def backward(
     du = None if u is None else torch.empty_like(u)
     tensors = (grad, pre, u, b, v, a, slots, weights, offs, dpre, grad, dweights, du)
     scalars = (groups, two_i // 2, float(scale))
-    constants = (*form, *_ranks(b, a), *_tile(config, two_i // 2), power_of_two(groups, 2))
-    launch(
-        kernels.backward_kernel, _tiles(count, offs, config), tensors, scalars, constants, num_warps=config.num_warps
-    )
+    tile, ranks = _tile(config, two_i // 2), _ranks(b, a)
+    shape = pointwise.Shape(activation, interleaved, *tile, *ranks, power_of_two(groups, 2))
+    programs = _tiles(count, offs, config)
+    launch(kernels.backward_kernel, programs, tensors, scalars, (shape,), num_warps=config.num_warps)
     return dpre, grad, dweights, du
 
 

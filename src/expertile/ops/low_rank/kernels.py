@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from expertile.ops.gathered_mm.activation_kernel import activate, activate_backward
-from expertile.ops.gathered_mm.pointwise import load_pre, store_pre
+from expertile.ops.gathered_mm.pointwise import Shape, load_pre, store_pre
 from expertile.ops.grouped_mm.persistent import group_of_tile, group_range, tile_ends
+from expertile.ops.launch.shape import constants
 
 
 @triton.jit
@@ -46,14 +47,12 @@ def shrink_kernel(
 
 
 @triton.jit
-def _delta(
-    u, b_ptr, at, start, I, half: tl.constexpr, INTERLEAVED: tl.constexpr, RANK: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """(u @ b^T for columns from `start` on of gate (half 0) or up (half 1), that part of b as [RANK, BLOCK_N])."""
-    col = start + tl.arange(0, BLOCK_N)
-    place = 2 * col + half if INTERLEAVED else col + half * I
-    rank = tl.arange(0, RANK)
-    where = at + place[None, :].to(tl.int64) * RANK + rank[:, None]
+def _delta(u, b_ptr, at, start, I, half: tl.constexpr, s):
+    """(u @ b^T for columns from `start` on of gate (half 0) or up (half 1), that part of b as [RANK, BLOCK_COLS])."""
+    col = start + tl.arange(0, s.BLOCK_COLS)
+    place = 2 * col + half if s.INTERLEAVED else col + half * I
+    rank = tl.arange(0, s.RANK)
+    where = at + place[None, :].to(tl.int64) * s.RANK + rank[:, None]
     b = tl.load(b_ptr + where, mask=(col < I)[None, :], other=0.0)
     return tl.dot(u, b, input_precision="ieee"), b
 
@@ -65,100 +64,80 @@ def _rows_of(ptr, row, used, RANK: tl.constexpr):
 
 
 @triton.jit
-def activate_kernel(
-    tensors,
-    scalars,
-    ACTIVATION: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    RANK: tl.constexpr,
-    NEXT_RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    EVEN: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-):
+def activate_kernel(tensors, scalars, SHAPE: tl.constexpr):
     """act and v = scale act @ a^T. u, b None: nothing is added to pre. a, v None: no v."""
+    s: tl.constexpr = constants(Shape, SHAPE)
     pre_ptr, u_ptr, b_ptr, a_ptr, offs_ptr, act_ptr, v_ptr = tensors
     groups, I, scale = scalars
-    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
+    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), s.BLOCK_ROWS, s.GROUPS_P2)
     at = row.to(tl.int64)[:, None] * I
     if u_ptr is not None:
-        u = _rows_of(u_ptr, row, used, RANK)
-    sums = tl.zeros((BLOCK_M, NEXT_RANK), tl.float32)
-    for start in range(0, I, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
-        gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_N, EVEN)
+        u = _rows_of(u_ptr, row, used, s.RANK)
+    sums = tl.zeros((s.BLOCK_ROWS, s.NEXT_RANK), tl.float32)
+    for start in range(0, I, s.BLOCK_COLS):
+        col = start + tl.arange(0, s.BLOCK_COLS)
+        gate, up = load_pre(pre_ptr, at, start, used[:, None], I, s.INTERLEAVED, s.BLOCK_COLS, s.EVEN)
         if u_ptr is not None:
-            more, _ = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 0, INTERLEAVED, RANK, BLOCK_N)
+            more, _ = _delta(u, b_ptr, group * 2 * I * s.RANK, start, I, 0, s)
             gate += more
-            more, _ = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 1, INTERLEAVED, RANK, BLOCK_N)
+            more, _ = _delta(u, b_ptr, group * 2 * I * s.RANK, start, I, 1, s)
             up += more
-        act = activate(gate, up, ACTIVATION).to(act_ptr.dtype.element_ty)
+        act = activate(gate, up, s.ACTIVATION).to(act_ptr.dtype.element_ty)
         tl.store(act_ptr + at + col[None, :], act, mask=used[:, None] & (col < I)[None, :])
         if v_ptr is not None:
-            rank = tl.arange(0, NEXT_RANK)
-            where = (group * NEXT_RANK + rank[None, :]) * I + col[:, None]
+            rank = tl.arange(0, s.NEXT_RANK)
+            where = (group * s.NEXT_RANK + rank[None, :]) * I + col[:, None]
             a = tl.load(a_ptr + where, mask=(col < I)[:, None], other=0.0)
             sums = tl.dot(act.to(a_ptr.dtype.element_ty), a, sums, input_precision="ieee")
     if v_ptr is not None:
-        where = row.to(tl.int64)[:, None] * NEXT_RANK + tl.arange(0, NEXT_RANK)[None, :]
+        where = row.to(tl.int64)[:, None] * s.NEXT_RANK + tl.arange(0, s.NEXT_RANK)[None, :]
         tl.store(v_ptr + where, (sums * scale).to(v_ptr.dtype.element_ty), mask=used[:, None])
 
 
 @triton.jit
-def backward_kernel(
-    tensors,
-    scalars,
-    ACTIVATION: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    RANK: tl.constexpr,
-    NEXT_RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    EVEN: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-):
+def backward_kernel(tensors, scalars, SHAPE: tl.constexpr):
     """grad [R, I] may be act_w, and pre may be dpre. u, b, du None: without the adapter of pre; v, a None: without that
     of act."""
+    s: tl.constexpr = constants(Shape, SHAPE)
     grad_ptr, pre_ptr, u_ptr, b_ptr, v_ptr, a_ptr, slots_ptr, weights_ptr, offs_ptr = tensors[:9]
     dpre_ptr, act_w_ptr, dweights_ptr, du_ptr = tensors[9:]
     groups, I, scale = scalars
-    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), BLOCK_M, GROUPS_P2)
+    group, row, used = _rows_of_tile(offs_ptr, groups, tl.program_id(0), s.BLOCK_ROWS, s.GROUPS_P2)
     at = row.to(tl.int64)[:, None] * I
     slot = tl.load(slots_ptr + row, mask=used, other=0)
     weight = tl.load(weights_ptr + slot, mask=used, other=0.0)[:, None]
     if u_ptr is not None:
-        u = _rows_of(u_ptr, row, used, RANK)
+        u = _rows_of(u_ptr, row, used, s.RANK)
     if v_ptr is not None:
-        v = _rows_of(v_ptr, row, used, NEXT_RANK)
-    du = tl.zeros((BLOCK_M, RANK), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, I, BLOCK_N):
-        col = start + tl.arange(0, BLOCK_N)
+        v = _rows_of(v_ptr, row, used, s.NEXT_RANK)
+    du = tl.zeros((s.BLOCK_ROWS, s.RANK), tl.float32)
+    total = tl.zeros((s.BLOCK_ROWS,), tl.float32)
+    for start in range(0, I, s.BLOCK_COLS):
+        col = start + tl.arange(0, s.BLOCK_COLS)
         inside = used[:, None] & (col < I)[None, :]
         grad = tl.load(grad_ptr + at + col[None, :], mask=inside, other=0.0).to(tl.float32)
         if v_ptr is not None:
-            rank = tl.arange(0, NEXT_RANK)
-            where = (group * NEXT_RANK + rank[:, None]) * I + col[None, :]
+            rank = tl.arange(0, s.NEXT_RANK)
+            where = (group * s.NEXT_RANK + rank[:, None]) * I + col[None, :]
             grad = tl.dot(v, tl.load(a_ptr + where, mask=(col < I)[None, :], other=0.0), grad, input_precision="ieee")
-        gate, up = load_pre(pre_ptr, at, start, used[:, None], I, INTERLEAVED, BLOCK_N, EVEN)
+        gate, up = load_pre(pre_ptr, at, start, used[:, None], I, s.INTERLEAVED, s.BLOCK_COLS, s.EVEN)
         if u_ptr is not None:
-            more, b_gate = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 0, INTERLEAVED, RANK, BLOCK_N)
+            more, b_gate = _delta(u, b_ptr, group * 2 * I * s.RANK, start, I, 0, s)
             gate += more
-            more, b_up = _delta(u, b_ptr, group * 2 * I * RANK, start, I, 1, INTERLEAVED, RANK, BLOCK_N)
+            more, b_up = _delta(u, b_ptr, group * 2 * I * s.RANK, start, I, 1, s)
             up += more
-        value, d_gate, d_up = activate_backward(gate, up, grad * weight, ACTIVATION)
+        value, d_gate, d_up = activate_backward(gate, up, grad * weight, s.ACTIVATION)
         total += tl.sum(grad * value, 1)
         # grad may be act_w and pre may be dpre, and another thread may store an element than loads it.
         tl.debug_barrier()
         tl.store(act_w_ptr + at + col[None, :], (value * weight).to(act_w_ptr.dtype.element_ty), mask=inside)
-        store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, INTERLEAVED, BLOCK_N, EVEN)
+        store_pre(dpre_ptr, at, start, used[:, None], I, d_gate, d_up, s.INTERLEAVED, s.BLOCK_COLS, s.EVEN)
         if u_ptr is not None:
             du = tl.dot(d_gate.to(b_gate.dtype), tl.trans(b_gate), du, input_precision="ieee")
             du = tl.dot(d_up.to(b_up.dtype), tl.trans(b_up), du, input_precision="ieee")
     tl.store(dweights_ptr + slot, total, mask=used)
     if u_ptr is not None:
-        where = row.to(tl.int64)[:, None] * RANK + tl.arange(0, RANK)[None, :]
+        where = row.to(tl.int64)[:, None] * s.RANK + tl.arange(0, s.RANK)[None, :]
         tl.store(du_ptr + where, (du * scale).to(du_ptr.dtype.element_ty), mask=used[:, None])
 
 

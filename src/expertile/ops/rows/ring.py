@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from expertile.ops.hopper.context import context_of
+from expertile.ops.hopper.prologue import make_barriers, make_order, specialise
 from expertile.ops.launch.versions import reinterpret, thread_barrier, tma_load
 
 # Chunks are counted from a row's first in 32-bit elements, up to here: further than a row is long.
@@ -71,21 +72,6 @@ def _allocate(desc, SHAPE: gl.constexpr):
     boxes = gl.allocate_shared_memory(desc.dtype, [SLOTS * (GROUP // BOX), BOX, CHUNK], desc.layout)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     return boxes, reinterpret(boxes, desc.dtype, [SLOTS, GROUP, CHUNK], plain)
-
-
-@gluon.jit
-def _barriers(SLOTS: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Barriers: of full slots, of empty slots, and the consumers' ordered barrier."""
-    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(order.index(i), count=1)
-    fence_async_shared()
-    return full, empty, order
 
 
 # ----------------------------------------------------------------------------------------------------- the loading warp
@@ -196,7 +182,7 @@ def head_and_tail(p, shift, VECTOR: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def _consume(p, ROW: gl.constexpr, CONSUMER: gl.constexpr):
+def _consume(p, CONSUMER: gl.constexpr, ROW: gl.constexpr):
     """A consumer: every CONSUMERS-th row of this program. ROW(p, first, shift, n, slot, phase, order_phase, CONSUMER)
     does one that lies at `place`, from `slot` on."""
     slot = 0
@@ -213,15 +199,7 @@ def _consume(p, ROW: gl.constexpr, CONSUMER: gl.constexpr):
 
 
 @gluon.jit
-def run(
-    ROW: gl.constexpr,
-    inputs,
-    out_ptr,
-    sizes,
-    SHAPE: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr,
-):
+def run(ROW: gl.constexpr, inputs, out_ptr, sizes, SHAPE: gl.constexpr, REGISTERS: gl.constexpr):
     """A whole kernel: rings and barriers, the consumers, which do ROW, and the loading warp. inputs: pairs of a
     descriptor and a pointer. sizes: R, C, whole chunks."""
     a_desc, a_ptr = inputs[0]
@@ -230,15 +208,9 @@ def run(
     b_boxes, b_groups = a_boxes, a_groups
     if SHAPE.TENSORS == 2:
         b_boxes, b_groups = _allocate(b_desc, SHAPE)
-    full, empty, order = _barriers(SHAPE.SLOTS, SHAPE.CONSUMERS)
+    full, empty = make_barriers(SHAPE.SLOTS, 1, 1)
+    order = make_order(SHAPE.CONSUMERS)
+    fence_async_shared()
     shared = (a_boxes, b_boxes, a_groups, b_groups, full, empty, order)
     p = Ring((a_desc, b_desc), shared, (a_ptr, b_ptr, out_ptr), sizes, SHAPE)
-    WARPS: gl.constexpr = gl.num_warps()
-    if SHAPE.CONSUMERS == 1:
-        gl.warp_specialize([(_consume, (p, ROW, 0)), (_produce, (p,))], [1], [LOADER_REGISTERS])
-    else:
-        gl.warp_specialize(
-            [(_consume, (p, ROW, 0)), (_consume, (p, ROW, 1)), (_produce, (p,))],
-            [WARPS, 1],
-            [REGISTERS, LOADER_REGISTERS],
-        )
+    specialise(p, _consume, _produce, ROW, REGISTERS)

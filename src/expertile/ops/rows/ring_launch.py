@@ -111,8 +111,7 @@ def options(config: RingConfig, tensors: int, itemsize: int) -> dict[str, Any]:
     groups = (config.group, config.box, CHUNK_BYTES // itemsize, config.slots(tensors))
     return {
         "SHAPE": RingShape(tensors, config.consumers, *groups),
-        "REGISTERS": consumer,
-        "LOADER_REGISTERS": loader,
+        "REGISTERS": (consumer, loader),
         "num_warps": config.num_warps,
         "maxnreg": start,
     }

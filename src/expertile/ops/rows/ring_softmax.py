@@ -100,21 +100,11 @@ def _forward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.cons
 
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
-def softmax_ring_kernel(
-    x_desc,
-    x_ptr,
-    y_ptr,
-    R,
-    C,
-    whole_chunks,
-    SHAPE: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr,
-):
+def softmax_ring_kernel(x_desc, x_ptr, y_ptr, R, C, whole_chunks, SHAPE: gl.constexpr, REGISTERS: gl.constexpr):
     """y[r] = exp(x[r] - max) / sum exp(x[r] - max). x_desc: [whole_chunks, CHUNK] in boxes of BOX chunks. A row has at
     least two groups and at most SLOTS."""
     sizes = (R, C, whole_chunks)
-    ring.run(_forward_row, ((x_desc, x_ptr),), y_ptr, sizes, SHAPE, REGISTERS, LOADER_REGISTERS)
+    ring.run(_forward_row, ((x_desc, x_ptr),), y_ptr, sizes, SHAPE, REGISTERS)
 
 
 @gluon.jit
@@ -172,19 +162,9 @@ def _backward_row(p, first, shift, n, slot, phase, order_phase, CONSUMER: gl.con
 
 @gluon.jit(do_not_specialize=["R", "C", "whole_chunks"])
 def softmax_backward_ring_kernel(
-    dy_desc,
-    y_desc,
-    dy_ptr,
-    y_ptr,
-    dx_ptr,
-    R,
-    C,
-    whole_chunks,
-    SHAPE: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    LOADER_REGISTERS: gl.constexpr,
+    dy_desc, y_desc, dy_ptr, y_ptr, dx_ptr, R, C, whole_chunks, SHAPE: gl.constexpr, REGISTERS: gl.constexpr
 ):
     """dx[r] = y[r] * (dy[r] - sum(dy[r] * y[r])); as `softmax_ring_kernel`, with a slot of dy beside each of y, for one
     consumer or two."""
     sizes = (R, C, whole_chunks)
-    ring.run(_backward_row, ((dy_desc, dy_ptr), (y_desc, y_ptr)), dx_ptr, sizes, SHAPE, REGISTERS, LOADER_REGISTERS)
+    ring.run(_backward_row, ((dy_desc, dy_ptr), (y_desc, y_ptr)), dx_ptr, sizes, SHAPE, REGISTERS)

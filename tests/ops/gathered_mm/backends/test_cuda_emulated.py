@@ -49,11 +49,9 @@ def fresh(monkeypatch):
     monkeypatch.setattr(cuda_gather, "add_row_sums", add_row_sums)
     for module in BACKENDS.values():
         module._kernel.cache_clear()
-        module._binary.cache_clear()
     yield
     for module in BACKENDS.values():
         module._kernel.cache_clear()
-        module._binary.cache_clear()
 
 
 @pytest.mark.parametrize("module", BACKENDS)

@@ -12,6 +12,7 @@ from expertile.ops.gathered_mm.backends import cuda_gated
 from expertile.ops.gathered_mm.backends.cuda_gated import BACKEND, Config
 from expertile.ops.gathered_mm.choose import choose
 from expertile.ops.gathered_mm.problem import Product
+from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch import nvrtc
 from tests.ops.gathered_mm.cases import CASES, GATED, Case, make, poisoned_outputs, run_case
 from tests.support import aot
@@ -89,9 +90,10 @@ def test_compiles(config, form):
     """Hardly anything spills, and a step's products are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    macros = tuple(zip(("ACTIVATION", "INTERLEAVED", "SAVE_PRE"), FORMS[form], strict=True))
-    bias = 2 if form == "interleaved" else 0
-    code = aot.machine_code(cuda_gated._binary(config, torch.bfloat16, bias, macros))
+    macros = dict(zip(("ACTIVATION", "INTERLEAVED", "SAVE_PRE"), FORMS[form], strict=True))
+    bias, before = 2 if form == "interleaved" else 0, (cuda_gated._ACTIVATION,)
+    source = config.source(torch.bfloat16, Layout.RAGGED_M, True, bias, gated=macros, before=before)
+    code = aot.machine_code(nvrtc.compiled(source, "--ftz=true"))
     assert len(re.findall(r"\b(LDL|STL)\b", code)) <= 16 * (bias > 0)
     products = re.findall(r"HGMMA\.64x(\d+)x16[^\n]*", code)
     assert set(products) == {str(config.block_n)}

@@ -100,7 +100,8 @@ def test_compiles(name, finishers):
     if reason := nvrtc.missing():
         pytest.skip(reason)
     given, bias, more = PROGRAMS[name]
-    code = aot.machine_code(cuda_gather._binary(Config(finishers=finishers), cuda_gather._key(given), bias, more))
+    source = Config(finishers=finishers).source(cuda_gather._key(given), bias, more)
+    code = aot.machine_code(nvrtc.compiled(source, "--ftz=true"))
     assert not re.search(r"\b(LDL|STL)\b", code)
     products = re.findall(rf"HGMMA\.64x{512 // finishers}x16[^\n]*", code)
     assert all(("tnspB" in product) == (given.product is Product.BACKWARD) for product in products)

@@ -78,7 +78,7 @@ def test_compiles(turned, dtype):
     """Nothing spills, and the four products of a step are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    code = aot.machine_code(cuda_wgrad._binary(Config(), dtype, turned))
+    code = aot.machine_code(nvrtc.compiled(Config().source(dtype, turned)))
     assert not re.search(r"\b(LDL|STL)\b", code)
     assert Config().smem_bytes <= H100.smem_bytes
     products = re.findall(r"HGMMA\.64x256x16[^\n]*", code)

@@ -115,8 +115,9 @@ def test_compiles(config, form):
     """Nothing spills, and a step's products are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    layout, *rest = FORMS[form]
-    code = aot.machine_code(cuda_grouped._binary(config, torch.bfloat16, layout, *rest))
+    layout, k_major, bias_bytes, out_bytes, add = FORMS[form]
+    source = config.source(torch.bfloat16, layout, k_major, bias_bytes, out_bytes=out_bytes, add=add)
+    code = aot.machine_code(nvrtc.compiled(source))
     assert not re.search(r"\b(LDL|STL)\b", code)
     products = re.findall(r"HGMMA\.64x(\d+)x16[^\n]*", code)
     assert str(config.block_n) in products

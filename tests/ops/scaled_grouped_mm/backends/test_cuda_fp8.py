@@ -127,7 +127,7 @@ def test_compiles(config):
     """Nothing spills, and the four products of a step are queued without a wait between them."""
     if reason := nvrtc.missing():
         pytest.skip(reason)
-    code = aot.machine_code(cuda_fp8._binary(config, torch.bfloat16))
+    code = aot.machine_code(nvrtc.compiled(config.source(torch.bfloat16)))
     assert not re.search(r"\b(LDL|STL)\b", code)
     assert config.smem_bytes(1024, 64) <= H200.smem_bytes
     products = re.findall(r"QGMMA\.64x(\d+)x32[^\n]*", code)
@@ -243,7 +243,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; results of another
     dtype, for which g++ has another kernel to compile, with the first config alone."""
     on_host(monkeypatch, cuda_folder, programs=8 if config.split_k > 1 else 6)  # 6: the last tiles are cut, both ways
-    for kept in ("_launch", "_kernel", "_binary"):
+    for kept in ("_launch", "_kernel"):
         monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     counter = torch.zeros(1, dtype=torch.int32)  # each kernel leaves it at zero for the next
     monkeypatch.setattr(cuda_fp8, "tile_counter", lambda dynamic, like: counter)
@@ -310,7 +310,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, fault = FAULTS[name]
-    for kept in ("_launch", "_kernel", "_binary"):
+    for kept in ("_launch", "_kernel"):
         monkeypatch.setattr(cuda_fp8, kept, getattr(cuda_fp8, kept).__wrapped__)
     case = cases.Case("longer", cases.M, cases.BLOCK, (130, 0, 200), n=264, k=1168)
     operands = cases.make(case)

@@ -5,8 +5,8 @@ import torch
 
 from expertile.device import Device
 from expertile.ops.scaled_grouped_mm.backends.loop import BACKEND
-from expertile.ops.scaled_grouped_mm.reference import reference
 from tests.ops.scaled_grouped_mm.cases import CASES, check, expected, make, poisoned_out, problem_of
+from tests.ops.scaled_grouped_mm.reference import reference
 
 CPU = Device.current("cpu")
 

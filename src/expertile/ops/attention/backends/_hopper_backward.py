@@ -312,9 +312,7 @@ def attention_backward_kernel(
     scale,
     scale_log2,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """dQ, or dK and dV summed over the GROUP query heads of each key head. x, y, a, b: as `Backward` has them; dQ is
     dx. HEADS: of all sequences, query heads for dQ, else key heads.
@@ -341,6 +339,6 @@ def attention_backward_kernel(
         SHAPE,
     )
     if SHAPE.DQ:
-        specialise(p, _dq_consumer, _dq_producer, None, CONSUMER_REGS, PRODUCER_REGS)
+        specialise(p, _dq_consumer, _dq_producer, None, REGISTERS)
     else:
-        specialise(p, _dkdv_consumer, _dkdv_producer, None, CONSUMER_REGS, PRODUCER_REGS)
+        specialise(p, _dkdv_consumer, _dkdv_producer, None, REGISTERS)

@@ -301,9 +301,7 @@ def attention_forward_kernel(
     lse_stride_h,
     scale_log2,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """O and LSE of attention; see `gluon_hopper` for shapes. Grid: any number of programs.
 
@@ -327,4 +325,4 @@ def attention_forward_kernel(
         (tiles, H, GROUP, HEADS, SECTION, LQ, LK, lse_stride_b, lse_stride_h, scale_log2),
         SHAPE,
     )
-    specialise(p, _consumer, _producer, None, CONSUMER_REGS, PRODUCER_REGS)
+    specialise(p, _consumer, _producer, None, REGISTERS)

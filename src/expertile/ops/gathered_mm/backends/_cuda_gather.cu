@@ -141,17 +141,6 @@ __device__ __forceinline__ void produce(const Shared& s, const Inputs& in, const
   }
 }
 
-// A consumer's sums, rounded, to its part of shared memory: 64 columns at a time with the 128-byte swizzle.
-__device__ __forceinline__ void stage_products(const float* sum, u32 to) {
-  const int lane = threadIdx.x % LANES, warp = threadIdx.x % 128 / LANES;
-  const u32 row_at = to + (warp * 16 + lane % 16) * 128;
-#pragma unroll
-  for (int block = 0; block < COLUMNS / 16; block++) {
-    const u32 at = row_at + block / 4 * BLOCK_BYTES + ((block % 4 * 2 + lane / 16 ^ lane % 8) << 4);
-    store_matrices(at, sum + block * 8);
-  }
-}
-
 // A value of the bias: float32, or 16 bits wide as the products are.
 __device__ __forceinline__ float bias_value(u32 at) {
   if (BIAS == 4) return load_shared(at);
@@ -220,7 +209,7 @@ __device__ __forceinline__ void consume(const Shared& s, int consumer, int steps
       pass_tile(ring, s.full, s.empty, steps);
     }
     barrier_wait(s.free + consumer * 8, ~number & 1);
-    if (any) stage_products(sum, s.products + consumer * PART_BYTES);
+    if (any) store_sums<COLUMNS>(s.products + consumer * PART_BYTES, sum);
     __syncwarp();
     if (lane == 0) barrier_arrive(s.staged + consumer * 8);
   }

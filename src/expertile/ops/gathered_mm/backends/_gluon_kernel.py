@@ -203,9 +203,7 @@ def gathered_mm_kernel(
     K,
     A_PITCH,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """The products of `gathered_mm.problem`. Grid: one program per multiprocessor.
 
@@ -234,9 +232,9 @@ def gathered_mm_kernel(
         (G, M, N, K, A_PITCH),
         SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.BLOCK_N, 16])
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, SHAPE.BLOCK_N, 16])
     gl.warp_specialize(
         [(_consumer, (p, 0, mma_layout)), (_consumer, (p, 1, mma_layout)), (_producer, (p,))],
         [4, 4 if SHAPE.GATHERED != "" else 1],
-        [CONSUMER_REGS, PRODUCER_REGS],
+        REGISTERS,
     )

@@ -5,7 +5,8 @@ import triton.language as tl
 
 from expertile.ops.gathered_mm.activation_kernel import activate
 from expertile.ops.gathered_mm.pointwise import store_pre
-from expertile.ops.grouped_mm.persistent import columns, count_tiles, locate_tile
+from expertile.ops.grouped_mm.persistent import Tiles, columns, count_tiles, locate_tile
+from expertile.ops.launch.shape import constants
 
 
 @triton.jit(do_not_specialize=["groups", "GROUP_M"])
@@ -35,29 +36,25 @@ def gather_kernel(
     EVEN_N: tl.constexpr,
     PRECISION: tl.constexpr,
     OFFSET: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """N: columns of the product; for EPILOGUE "gated" those of the activation, half as many as b has.
 
     out: the product ("mm"), pre or None ("gated"). act: that of "gated"."""
-    total, ends = count_tiles(offs_ptr, 0, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
+    t: tl.constexpr = constants(Tiles, TILES)
+    total, ends = count_tiles(offs_ptr, 0, N, groups, t)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        group, row, row_end, col, col_end, _, _ = locate_tile(
-            tile, ends, offs_ptr, 0, N, K, GROUP_M, "m", GROUPS_P2, BLOCK_M, BLOCK_N
-        )
+        group, row, row_end, col, col_end, _, _ = locate_tile(tile, ends, offs_ptr, 0, N, K, GROUP_M, t)
         group_64, col_64 = group.to(tl.int64), col.to(tl.int64)
-        row_of = row + tl.arange(0, BLOCK_M)
+        row_of = row + tl.arange(0, t.BLOCK_M)
         used = row_of < row_end
-        cols, ks = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+        cols, ks = tl.arange(0, t.BLOCK_N), tl.arange(0, t.BLOCK_K)
         inside = cols < col_end - col
         if rows_ptr is None:
             # A tile's corner may lie more than 2^31 elements in; inside the tile OFFSET is as wide as it must be.
             a_tile = a_ptr + row.to(tl.int64) * a_stride_m
-            source = tl.arange(0, BLOCK_M).to(OFFSET)
+            source = tl.arange(0, t.BLOCK_M).to(OFFSET)
         else:
             a_tile = a_ptr
             source = tl.load(rows_ptr + row_of, mask=used, other=0).to(OFFSET)
@@ -67,14 +64,14 @@ def gather_kernel(
         col_stride = b_stride_n * COLUMN_STEP
         b_tile = b_ptr + group_64 * b_stride_g + col_64 * col_stride
         b_offsets = ks.to(OFFSET)[:, None] * b_stride_k + cols.to(OFFSET)[None, :] * col_stride
-        a_step = tl.full((), BLOCK_K, tl.int64) * a_stride_k
-        b_step = tl.full((), BLOCK_K, tl.int64) * b_stride_k
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        a_step = tl.full((), t.BLOCK_K, tl.int64) * a_stride_k
+        b_step = tl.full((), t.BLOCK_K, tl.int64) * b_stride_k
+        acc = tl.zeros((t.BLOCK_M, t.BLOCK_N), tl.float32)
         if EPILOGUE == "gated":
             apart = 1 if INTERLEAVED else N
             up_tile = b_tile + tl.full((), apart, tl.int64) * b_stride_n
-            acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, K, BLOCK_K):
+            acc_up = tl.zeros((t.BLOCK_M, t.BLOCK_N), tl.float32)
+        for k in range(0, K, t.BLOCK_K):
             a_mask = used[:, None] if EVEN_K else used[:, None] & (ks[None, :] < K - k)
             b_mask = inside[None, :] if EVEN_K else inside[None, :] & (ks[:, None] < K - k)
             a = tl.load(a_tile + a_offsets, mask=a_mask, other=0.0)
@@ -86,7 +83,7 @@ def gather_kernel(
             a_tile += a_step
             b_tile += b_step
         # A piece of the columns at a time: the whole tile's gate, up and gradients would not fit the registers.
-        WIDTH: tl.constexpr = BLOCK_N // PARTS
+        WIDTH: tl.constexpr = t.BLOCK_N // PARTS
         pieces = columns(acc, PARTS)
         ups = columns(acc_up, PARTS) if EPILOGUE == "gated" else pieces
         at = row_of.to(tl.int64)[:, None] * N
@@ -128,21 +125,17 @@ def wgrad_kernel(
     GROUP_M,
     GATHERED: tl.constexpr,
     PRECISION: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
 ):
     """out[g] = Σ a[r]ᵀ b[r] over the rows of g; GATHERED: the operand ("a", "b" or "") whose rows are looked up."""
-    total, ends = count_tiles(offs_ptr, M, N, groups, "k", GROUPS_P2, BLOCK_M, BLOCK_N)
+    t: tl.constexpr = constants(Tiles, TILES)
+    total, ends = count_tiles(offs_ptr, M, N, groups, t)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        group, m, m_end, n, n_end, first, length = locate_tile(
-            tile, ends, offs_ptr, M, N, 0, GROUP_M, "k", GROUPS_P2, BLOCK_M, BLOCK_N
-        )
-        ks = tl.arange(0, BLOCK_K)
-        ms, ns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, length, BLOCK_K):
+        group, m, m_end, n, n_end, first, length = locate_tile(tile, ends, offs_ptr, M, N, 0, GROUP_M, t)
+        ks = tl.arange(0, t.BLOCK_K)
+        ms, ns = m + tl.arange(0, t.BLOCK_M), n + tl.arange(0, t.BLOCK_N)
+        acc = tl.zeros((t.BLOCK_M, t.BLOCK_N), tl.float32)
+        for k in range(0, length, t.BLOCK_K):
             used = ks < length - k
             place = (first + k + ks).to(tl.int64)
             a_row, b_row = place, place

@@ -30,7 +30,7 @@ from expertile.ops.launch.device import torch_device, wants_pdl
 from expertile.ragged import power_of_two
 
 _ACTIVATION = Path(__file__).with_name("_cuda_activation.cu")
-_TYPES = cuda_grouped.types(nvrtc.TensorMap, nvrtc.TensorMap, cuda_grouped.ADDRESS)
+_TYPES = cuda_grouped.types(nvrtc.TensorMap, nvrtc.TensorMap, nvrtc.ADDRESS)
 
 
 def supports(problem: GatherProblem, device: Device) -> str | None:
@@ -68,17 +68,12 @@ def _form(p: GatherProblem) -> tuple[tuple[str, int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _binary(config: Config, dtype: torch.dtype, bias_bytes: int, form: tuple[tuple[str, int], ...]) -> bytes:
-    source = config.source(dtype, Layout.RAGGED_M, True, bias_bytes, gated=dict(form), before=(_ACTIVATION,))
-    return nvrtc.compiled(source, "--ftz=true")
-
-
-@lru_cache(maxsize=64)
 def _kernel(
     config: Config, dtype: torch.dtype, bias_bytes: int, form: tuple[tuple[str, int], ...], groups: int, device: int
 ) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    binary = _binary(config, dtype, bias_bytes, form)
+    source = config.source(dtype, Layout.RAGGED_M, True, bias_bytes, gated=dict(form), before=(_ACTIVATION,))
+    binary = nvrtc.compiled(source, "--ftz=true")
     return nvrtc.kernel(binary, "grouped_mm", _TYPES, 3 * 128, config.smem_bytes(groups, k_major=True))
 
 

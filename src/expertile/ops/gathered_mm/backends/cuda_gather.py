@@ -13,7 +13,6 @@ barrier of the whole program. There a wide tile's epilogue stands between two ti
 from L2 twice as often. Limits: the tensor cores and the power they draw.
 """
 
-import ctypes
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -39,9 +38,8 @@ _ROWS, _COLUMNS = 128, 256  # of a tile
 _STAGES, _STEP, _SLOTS = 3, 64, 8  # of the ring; summands of a stage; tiles in the queue
 _PRE_BYTES = {2: 12 * 1024, 4: 16 * 1024}  # rows of pre that the epilogue warps of BACKWARD hold, by their number
 _PRODUCTS = {Product.GATED: 1, Product.BACKWARD: 2}
-_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _MAPS = (nvrtc.TensorMap, nvrtc.TensorMap)
-_TYPES = (*(_ADDRESS,) * 11, *(_INT,) * 4, _LONG)
+_TYPES = (*(nvrtc.ADDRESS,) * 11, *(nvrtc.INT,) * 4, nvrtc.LONG)
 
 
 @dataclass(frozen=True)
@@ -136,16 +134,12 @@ def _key(p: GatherProblem) -> GatherProblem:
 
 
 @lru_cache(maxsize=64)
-def _binary(config: Config, key: GatherProblem, bias: int, more: bool) -> bytes:
-    return nvrtc.compiled(config.source(key, bias, more), "--ftz=true")
-
-
-@lru_cache(maxsize=64)
 def _kernel(config: Config, key: GatherProblem, bias: int, more: bool, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
+    binary = nvrtc.compiled(config.source(key, bias, more), "--ftz=true")
     smem_bytes = config.smem_bytes(key.product, groups, bias)
-    types = (*_MAPS, *((*_MAPS, _ADDRESS, _INT) if more else ()), *_TYPES)
-    return nvrtc.kernel(_binary(config, key, bias, more), "gathered_mm", types, config.threads, smem_bytes)
+    types = (*_MAPS, *((*_MAPS, nvrtc.ADDRESS, nvrtc.INT) if more else ()), *_TYPES)
+    return nvrtc.kernel(binary, "gathered_mm", types, config.threads, smem_bytes)
 
 
 def _weights(p: GatherProblem, b: torch.Tensor) -> tuple[nvrtc.TensorMap, nvrtc.TensorMap]:

@@ -10,7 +10,6 @@ What Gluon lacked (`gluon_gather`): a thread asks for its step's row numbers onc
 results leave turned (stmatrix.trans) where the gathered operand is b. Limits: the tensor cores and the power they draw.
 """
 
-import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,8 +26,7 @@ from expertile.ops.launch.device import wants_pdl
 _SOURCES = (nvrtc.GROUPS, nvrtc.RING, Path(__file__).with_name("_cuda_wgrad.cu"))
 _GATHERED, _OTHER = 128, 256  # columns of a tile, of both operands
 _STEP, _BLOCK = 64, 64  # rows of a step; rows and columns of TMA's boxes
-_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(_ADDRESS,) * 3, *(_INT,) * 3, _LONG)
+_TYPES = (nvrtc.TensorMap, nvrtc.TensorMap, *(nvrtc.ADDRESS,) * 3, *(nvrtc.INT,) * 3, nvrtc.LONG)
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,10 @@ def supports(problem: GatherProblem, device: Device) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _binary(config: Config, dtype: torch.dtype, turned: bool) -> bytes:
-    return nvrtc.compiled(config.source(dtype, turned))
-
-
-@lru_cache(maxsize=16)
 def _kernel(config: Config, dtype: torch.dtype, turned: bool, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    return nvrtc.kernel(_binary(config, dtype, turned), "gathered_wgrad", _TYPES, 3 * 128, config.smem_bytes)
+    binary = nvrtc.compiled(config.source(dtype, turned))
+    return nvrtc.kernel(binary, "gathered_wgrad", _TYPES, 3 * 128, config.smem_bytes)
 
 
 def run(problem: GatherProblem, operands: Operands, config: Config, outputs: Outputs) -> None:

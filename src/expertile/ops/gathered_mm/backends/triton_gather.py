@@ -25,7 +25,7 @@ from expertile.ops.gathered_mm.backends._triton_gather_kernels import gather_ker
 from expertile.ops.gathered_mm.problem import GatherProblem, Product
 from expertile.ops.grouped_mm.backends import triton_pointer
 from expertile.ops.grouped_mm.backends.triton_pointer import Config
-from expertile.ops.grouped_mm.persistent import groups_p2, tile_options, tiles_bound
+from expertile.ops.grouped_mm.persistent import tile_options, tiles_bound, tiles_of
 from expertile.ops.launch.device import program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointers, met
 
@@ -43,17 +43,13 @@ def _launch(
 ) -> Launch:
     """The launch on GPU `device` for arguments like `pointers`."""
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-    inner, where = problem.grouped(), torch_device(device)
-    shared = {
-        "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
-        "GROUPS_P2": groups_p2(inner),
-        **tile_options(config),
-    }
+    where = torch_device(device)
+    tiles = tiles_of(problem.grouped(), block_m, block_n, block_k)
+    shared = {"PRECISION": "tf32" if problem.allow_tf32 else "ieee", **tile_options(tiles, config)}
     if problem.product is Product.WGRAD:
-        tiles = tiles_bound("k", problem.groups, problem.m, problem.n, block_m, block_n)
         numbers = (problem.m, problem.n, problem.groups, *problem.a_strides, *problem.b_strides, config.group_m)
         options = {"GATHERED": problem.gathered, **shared}
-        programs = program_count(where, tiles, config.blocks_per_sm)
+        programs = program_count(where, tiles_bound(tiles, problem.groups, problem.m, problem.n), config.blocks_per_sm)
         return Launch(wgrad_kernel, (), (), pointers, numbers, options, programs)
     cols = problem.intermediate if problem.product is Product.GATED else problem.n
     rows = problem.tokens if problem.gathered else block_m
@@ -73,8 +69,7 @@ def _launch(
     }
     strides = (*problem.a_strides, *problem.b_strides, *bias_strides)
     numbers = (cols, problem.k, problem.groups, *strides, config.group_m)
-    tiles = tiles_bound("m", problem.groups, problem.m, cols, block_m, block_n)
-    programs = program_count(where, tiles, config.blocks_per_sm)
+    programs = program_count(where, tiles_bound(tiles, problem.groups, problem.m, cols), config.blocks_per_sm)
     return Launch(gather_kernel, (), (), pointers, numbers, options, programs)
 
 

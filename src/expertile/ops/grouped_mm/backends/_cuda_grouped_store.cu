@@ -58,12 +58,7 @@ struct AsTheyAre {
   const float* sum;
   template <int COLUMNS>
   __device__ __forceinline__ void write(u32 place, int from) const {
-    const int lane = threadIdx.x % LANES, warp = threadIdx.x % 128 / LANES;
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 16; i++) {
-      const u32 to = place + (warp * 16 + lane % 16) * 128 + ((i * 2 + lane / 16 ^ lane % 8) << 4);
-      store_matrices(to, sum + from / 2 + i * 8);
-    }
+    store_sums<COLUMNS>(place, sum + from / 2);
   }
 };
 

@@ -262,9 +262,7 @@ def grouped_mm_kernel(
     N,
     K,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """out[g] = a[g] @ b[g] over groups g; see `gluon_hopper` for shapes. Grid: one program per multiprocessor.
 
@@ -294,5 +292,5 @@ def grouped_mm_kernel(
         (G, M, N, K),
         SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.BLOCK_N, 16])
-    specialise(p, _consumer, _producer, mma_layout, CONSUMER_REGS, PRODUCER_REGS)
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, SHAPE.BLOCK_N, 16])
+    specialise(p, _consumer, _producer, mma_layout, REGISTERS)

@@ -14,7 +14,6 @@ Limits: the tensor cores and the power they draw. `_cuda_grouped.cu` says how th
 docs/notes/grouped_mm.md what was measured.
 """
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -42,12 +41,11 @@ _SLOTS = 4  # tiles that the scheduler has told the others of
 # Up to so many summands a tile's stores take longer than its products, so that two pieces have to be under way.
 _SHORT_K = 640
 _DTYPES = (torch.bfloat16, torch.float16)
-ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 def types(*more: Any) -> tuple[Any, ...]:
     """Of the kernel's parameters; `more` come behind the maps."""
-    return (*(nvrtc.TensorMap,) * 6, *more, *(ADDRESS,) * 4, *(_INT,) * 4, _LONG)
+    return (*(nvrtc.TensorMap,) * 6, *more, *(nvrtc.ADDRESS,) * 4, *(nvrtc.INT,) * 4, nvrtc.LONG)
 
 
 @dataclass(frozen=True)
@@ -180,24 +178,11 @@ def configs(problem: Problem, device: Device) -> tuple[Config, ...]:
 
 
 @lru_cache(maxsize=64)
-def _binary(
-    config: Config,
-    dtype: torch.dtype,
-    layout: Layout,
-    k_major: bool,
-    bias_bytes: int,
-    out_bytes: int = 2,
-    add: bool = False,
-) -> bytes:
-    return nvrtc.compiled(config.source(dtype, layout, k_major, bias_bytes, out_bytes=out_bytes, add=add))
-
-
-@lru_cache(maxsize=64)
 def _kernel(config: Config, p: Problem, bias_bytes: int, add: bool, groups: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one, for problems like `p` and up to `groups` groups."""
     k_major = _k_major(p)
-    binary = _binary(config, p.dtype, p.layout, k_major, bias_bytes, p.out_dtype.itemsize, add)
-    return nvrtc.kernel(binary, "grouped_mm", types(), 3 * 128, config.smem_bytes(groups, k_major))
+    source = config.source(p.dtype, p.layout, k_major, bias_bytes, out_bytes=p.out_dtype.itemsize, add=add)
+    return nvrtc.kernel(nvrtc.compiled(source), "grouped_mm", types(), 3 * 128, config.smem_bytes(groups, k_major))
 
 
 def run(

@@ -30,19 +30,20 @@ from expertile.device import Device
 from expertile.ops.backend import Speed
 from expertile.ops.grouped_mm.backend import Backend, Operands, new_out, rows_are_tokens
 from expertile.ops.grouped_mm.persistent import (
-    RAGGED,
+    Tiles,
     best_group_m,
     count_tiles,
-    groups_p2,
     locate_tile,
     mean_tile_extents,
     sizes_read,
     tile_options,
     tiles_bound,
+    tiles_of,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.device import no_triton, program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
+from expertile.ops.launch.shape import constants
 
 
 @dataclass(frozen=True)
@@ -89,43 +90,39 @@ def _pointer_kernel(
     bias_stride_g,
     bias_stride_n,
     GROUP_M,
-    RAGGED: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     OFFSET: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
     EIGHTS: tl.constexpr,
 ):
+    t: tl.constexpr = constants(Tiles, TILES)
     M, N, K = _in_eights(M, EIGHTS[0]), _in_eights(N, EIGHTS[1]), _in_eights(K, EIGHTS[2])
     a_stride_g, a_stride_m = _in_eights(a_stride_g, EIGHTS[3]), _in_eights(a_stride_m, EIGHTS[4])
     a_stride_k, b_stride_g = _in_eights(a_stride_k, EIGHTS[5]), _in_eights(b_stride_g, EIGHTS[6])
     b_stride_k, b_stride_n = _in_eights(b_stride_k, EIGHTS[7]), _in_eights(b_stride_n, EIGHTS[8])
     out_stride_g, out_stride_m = _in_eights(out_stride_g, EIGHTS[9]), _in_eights(out_stride_m, EIGHTS[10])
     out_stride_n = _in_eights(out_stride_n, EIGHTS[11])
-    total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
+    total, ends = count_tiles(offs_ptr, M, N, groups, t)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        group, row, row_end, col, col_end, k_start, k_length = locate_tile(
-            tile, ends, offs_ptr, M, N, K, GROUP_M, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N
-        )
+        place = locate_tile(tile, ends, offs_ptr, M, N, K, GROUP_M, t)
+        group, row, row_end, col, col_end, k_start, k_length = place
         # A tile's corner may lie more than 2^31 elements in; inside the tile OFFSET is as wide as it must be.
         group_64, row_64, col_64 = group.to(tl.int64), row.to(tl.int64), col.to(tl.int64)
         k_64 = tl.full((), 0, tl.int64) + k_start
-        rows = tl.arange(0, BLOCK_M).to(OFFSET)[:, None]
-        cols = tl.arange(0, BLOCK_N).to(OFFSET)[None, :]
-        ks = tl.arange(0, BLOCK_K)
+        rows = tl.arange(0, t.BLOCK_M).to(OFFSET)[:, None]
+        cols = tl.arange(0, t.BLOCK_N).to(OFFSET)[None, :]
+        ks = tl.arange(0, t.BLOCK_K)
         a_tile = a_ptr + group_64 * a_stride_g + row_64 * a_stride_m + k_64 * a_stride_k
         b_tile = b_ptr + group_64 * b_stride_g + k_64 * b_stride_k + col_64 * b_stride_n
         a_offsets = rows * a_stride_m + ks.to(OFFSET)[None, :] * a_stride_k
         b_offsets = ks.to(OFFSET)[:, None] * b_stride_k + cols * b_stride_n
-        a_step = tl.full((), BLOCK_K, tl.int64) * a_stride_k
-        b_step = tl.full((), BLOCK_K, tl.int64) * b_stride_k
+        a_step = tl.full((), t.BLOCK_K, tl.int64) * a_stride_k
+        b_step = tl.full((), t.BLOCK_K, tl.int64) * b_stride_k
         a_rows = rows < row_end - row
         b_cols = cols < col_end - col
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, k_length, BLOCK_K):
+        acc = tl.zeros((t.BLOCK_M, t.BLOCK_N), tl.float32)
+        for k in range(0, k_length, t.BLOCK_K):
             if EVEN_K:
                 a = tl.load(a_tile + a_offsets, mask=a_rows, other=0.0)
                 b = tl.load(b_tile + b_offsets, mask=b_cols, other=0.0)
@@ -158,8 +155,8 @@ def _launch(
     device: int,
 ) -> Launch:
     """The launch on GPU `device` for a, b, out, offs and bias like `pointers`, output and bias of those strides."""
-    ragged = RAGGED[problem.layout]
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
+    tiles = tiles_of(problem, block_m, block_n, block_k)
     a_strides, b_strides, out_strides = map(_with_group, (problem.a_strides, problem.b_strides, out_strides))
     reach = max(
         block_m * a_strides[1] + block_k * a_strides[2],
@@ -167,19 +164,17 @@ def _launch(
         block_m * out_strides[1] + block_n * out_strides[2],
     )
     options = {
-        "RAGGED": ragged,
-        "EVEN_K": ragged != "k" and problem.k % block_k == 0,
+        "EVEN_K": problem.layout is not Layout.RAGGED_K and problem.k % block_k == 0,
         "PRECISION": "tf32" if problem.allow_tf32 else "ieee",
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
-        "GROUPS_P2": groups_p2(problem),
-        **tile_options(config),
+        **tile_options(tiles, config),
     }
     sizes = sizes_read(problem)
     # Triton looks for multiples of 16 by itself. Of 16-bit elements 8 are enough for a load of 16 bytes.
     options["EIGHTS"] = tuple(x % 16 == 8 for x in (*sizes, *a_strides, *b_strides, *out_strides))
-    tiles = tiles_bound(ragged, problem.groups, problem.m, problem.n, block_m, block_n)
     numbers = (*sizes, problem.groups, *a_strides, *b_strides, *out_strides, *bias_strides, config.group_m)
-    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    most = tiles_bound(tiles, problem.groups, problem.m, problem.n)
+    programs = program_count(torch_device(device), most, config.blocks_per_sm)
     return Launch(_pointer_kernel, (), (), pointers, numbers, options, programs)
 
 

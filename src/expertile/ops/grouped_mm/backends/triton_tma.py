@@ -31,13 +31,12 @@ from expertile.ops.grouped_mm.backend import Backend, Operands, new_out
 from expertile.ops.grouped_mm.backends._tma import stored_order, unloadable
 from expertile.ops.grouped_mm.backends._triton_tma_kernel import tma_kernel
 from expertile.ops.grouped_mm.persistent import (
-    RAGGED,
     best_group_m,
-    groups_p2,
     mean_tile_extents,
     sizes_read,
     tile_options,
     tiles_bound,
+    tiles_of,
 )
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.grouped_mm.tiling import load_rows
@@ -103,13 +102,13 @@ def _launch(
         a = matrix(a_shape, problem.a_strides, (config.block_m, config.block_k), a_column)
         b = matrix(b_shape, problem.b_strides, (config.block_k, config.block_n), b_column)
     out_block = (config.block_m, config.block_n // config.subtile)
-    align = _aligned_starts(problem)
+    tiles = tiles_of(problem, config.block_m, config.block_n, config.block_k, _aligned_starts(problem))
     to, *others = pointers
     assert to is not None
     out_by_tma = (
         to.aligned
         and layout is not Layout.RAGGED_N
-        and align == 1
+        and tiles.ALIGN == 1
         and out_strides[-1] == 1
         and stored_order(out_strides, problem.out_dtype.itemsize) == "row"
     )
@@ -118,23 +117,19 @@ def _launch(
         rows_end = layout is Layout.RAGGED_M
         out = ragged(n, out_strides[0], out_block) if rows_end else matrix(problem.out_shape, out_strides, out_block)
     options = {
-        "RAGGED": RAGGED[layout],
         "A_COLUMN": a_column,
         "B_COLUMN": b_column,
         "OUT_BY_TMA": out_by_tma,
         "OUT_DTYPE": _TRITON_DTYPE[problem.out_dtype],
-        "ALIGN": align,
-        "GROUPS_P2": groups_p2(problem),
-        **tile_options(config),
+        **tile_options(tiles, config),
         "FLATTEN": config.flatten,
         "SUBTILE": config.subtile,
         # Triton may keep one stage less than it is asked for.
         **pdl_options(device, _smem_bytes(problem, replace(config, num_stages=config.num_stages - 1)), problem),
     }
-    tiles = tiles_bound(RAGGED[layout], groups, m, n, config.block_m, config.block_n)
     strides = (0, 0, 0) if out_by_tma else (0, *out_strides)[-3:]
     numbers = (*sizes_read(problem), groups, *strides, *bias_strides, config.group_m)
-    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    programs = program_count(torch_device(device), tiles_bound(tiles, groups, m, n), config.blocks_per_sm)
     dtypes, pointers = (dtype, dtype, problem.out_dtype), (None if out_by_tma else to, *others)
     return Launch(tma_kernel, (a, b, out), dtypes, pointers, numbers, options, programs)
 

@@ -281,9 +281,7 @@ def scaled_grouped_mm_kernel(
     sb_n,
     sb_k,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-    num_warps: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """out[g] = (a[g] ∘ scale_a[g]) @ (b[g] ∘ scale_b[g]) over groups g; see `gluon_fp8` for shapes.
 
@@ -316,5 +314,5 @@ def scaled_grouped_mm_kernel(
         (G, M, N, K, sa_m, sa_k, sb_g, sb_n, sb_k),
         SHAPE,
     )
-    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, SHAPE.COLS, 32])
-    specialise(p, _consumer, produce, mma_layout, CONSUMER_REGS, PRODUCER_REGS)
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, SHAPE.COLS, 32])
+    specialise(p, _consumer, produce, mma_layout, REGISTERS)

@@ -16,7 +16,6 @@ of 4). Others are copied into that order first, by a kernel of its own.
 Limits: the tensor cores and the power they draw. `_cuda_fp8.cu` says how the work is laid out on the chip.
 """
 
-import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,9 +37,8 @@ from expertile.ragged import power_of_two
 
 _FILES = ("_cuda_fp8_store.cu", "_cuda_fp8_steps.cu", "_cuda_fp8.cu")
 _SOURCES = (nvrtc.GROUPS, nvrtc.TILES, *(Path(__file__).with_name(name) for name in _FILES))
-_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _WIDTHS = (32, 48, *range(64, 161, 16), 192, 256)  # of tiles
-_TYPES = (*(nvrtc.TensorMap,) * 7, *(_ADDRESS,) * 4, *(_INT,) * 5, *(_LONG,) * 4)
+_TYPES = (*(nvrtc.TensorMap,) * 7, *(nvrtc.ADDRESS,) * 4, *(nvrtc.INT,) * 5, *(nvrtc.LONG,) * 4)
 
 
 @dataclass(frozen=True)
@@ -238,14 +236,9 @@ def configs(problem: ScaledProblem, device: Device) -> tuple[Config, ...]:
 
 
 @lru_cache(maxsize=64)
-def _binary(config: Config, dtype: torch.dtype) -> bytes:
-    return nvrtc.compiled(config.source(dtype))
-
-
-@lru_cache(maxsize=64)
 def _kernel(config: Config, dtype: torch.dtype, groups: int, k_blocks: int, device: int) -> nvrtc.Kernel:
     """The kernel on GPU number `device`, the current one."""
-    smem_bytes, binary = config.smem_bytes(groups, k_blocks), _binary(config, dtype)
+    smem_bytes, binary = config.smem_bytes(groups, k_blocks), nvrtc.compiled(config.source(dtype))
     return nvrtc.kernel(binary, "scaled_grouped_mm", _TYPES, (config.consumers + 1) * 128, smem_bytes, config.split_k)
 
 

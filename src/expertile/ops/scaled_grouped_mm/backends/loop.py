@@ -15,7 +15,6 @@ from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Backend, Operands, Recipe, ScaledProblem
-from expertile.ops.scaled_grouped_mm.reference import dequantize_b
 
 
 def _of_group(
@@ -24,12 +23,12 @@ def _of_group(
     """(â, b̂) of one group in float32, the ragged dimension running from `start` to `end`."""
     a, b, scale_a, scale_b = operands.a, operands.b, operands.scale_a, operands.scale_b
     if problem.layout is Layout.RAGGED_M:
-        rows = a[start:end]
+        rows, right = a[start:end], b[group]
         if problem.recipe is Recipe.ROW:
-            left = rows.float() * scale_a[start:end, None]
-        else:
-            left = dequantize(rows, scale_a[start:end], (1, BLOCK))
-        return left, dequantize_b(problem, operands, group=group)
+            return rows.float() * scale_a[start:end, None], right.float() * scale_b[group]
+        height = BLOCK if problem.recipe is Recipe.BLOCK else 1
+        right = dequantize(right.t(), scale_b[group], (height, BLOCK)).t()
+        return dequantize(rows, scale_a[start:end], (1, BLOCK)), right
     left, right = a[:, start:end], b[start:end]
     if problem.recipe is Recipe.ROW:
         scale_a, scale_b = scale_a.view(-1, problem.m), scale_b.view(-1, problem.n)

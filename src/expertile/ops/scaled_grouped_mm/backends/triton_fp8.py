@@ -26,16 +26,18 @@ from expertile.device import Device
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.backends.triton_pointer import Config, fitted
 from expertile.ops.grouped_mm.persistent import (
-    RAGGED,
+    Tiles,
     count_tiles,
-    groups_p2,
     locate_tile,
     mean_tile_extents,
     sizes_read,
+    tile_options,
     tiles_bound,
+    tiles_of,
 )
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch.device import current_device, program_count
+from expertile.ops.launch.shape import constants
 from expertile.ops.launch.versions import FP_FUSION
 from expertile.ops.scaled_grouped_mm.problem import Backend, Operands, Recipe, ScaledProblem
 
@@ -60,37 +62,33 @@ def _fp8_kernel(
     sa_strides,
     sb_strides,
     bias_strides,
-    RAGGED: tl.constexpr,
     RECIPE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     OFFSET: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    total, ends = count_tiles(offs_ptr, M, N, groups, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N)
+    t: tl.constexpr = constants(Tiles, TILES)
+    total, ends = count_tiles(offs_ptr, M, N, groups, t)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        group, row, row_end, col, col_end, k_start, k_length = locate_tile(
-            tile, ends, offs_ptr, M, N, K, group_m, RAGGED, GROUPS_P2, BLOCK_M, BLOCK_N
-        )
+        place = locate_tile(tile, ends, offs_ptr, M, N, K, group_m, t)
+        group, row, row_end, col, col_end, k_start, k_length = place
         # A tile's corner may lie more than 2^31 elements in; inside the tile OFFSET is as wide as it must be.
         group_64, row_64, col_64 = group.to(tl.int64), row.to(tl.int64), col.to(tl.int64)
         k_64 = tl.full((), 0, tl.int64) + k_start
-        if RAGGED == "k" and RECIPE != "row":
+        if t.RAGGED == "k" and RECIPE != "row":
             k_64 = k_64 // 128 * 128  # says that it is a multiple, so operands are loaded 16 bytes at a time
-        rows, cols, ks = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+        rows, cols, ks = tl.arange(0, t.BLOCK_M), tl.arange(0, t.BLOCK_N), tl.arange(0, t.BLOCK_K)
         a_rows, b_cols = rows < row_end - row, cols < col_end - col
         a_tile = a_ptr + row_64 * a_strides[0] + k_64 * a_strides[1]
         b_tile = b_ptr + col_64 * b_strides[2] + k_64 * b_strides[1]
-        if RAGGED == "m":
+        if t.RAGGED == "m":
             b_tile += group_64 * b_strides[0]
         a_offsets = rows.to(OFFSET)[:, None] * a_strides[0] + ks.to(OFFSET)[None, :] * a_strides[1]
         b_offsets = ks.to(OFFSET)[:, None] * b_strides[1] + cols.to(OFFSET)[None, :] * b_strides[2]
-        a_step = tl.full((), BLOCK_K, tl.int64) * a_strides[1]
-        b_step = tl.full((), BLOCK_K, tl.int64) * b_strides[1]
-        first_block = (k_start // 128).to(tl.int64) if RAGGED == "k" else tl.full((), 0, tl.int64)
+        a_step = tl.full((), t.BLOCK_K, tl.int64) * a_strides[1]
+        b_step = tl.full((), t.BLOCK_K, tl.int64) * b_strides[1]
+        first_block = (k_start // 128).to(tl.int64) if t.RAGGED == "k" else tl.full((), 0, tl.int64)
         sa_tile = scale_a_ptr + row_64 * sa_strides[1] + first_block * sa_strides[2]
         sb_tile = scale_b_ptr + group_64 * sb_strides[0] + first_block * sb_strides[2]
         if RECIPE == "block":
@@ -99,8 +97,8 @@ def _fp8_kernel(
             sb_tile += col_64 * sb_strides[1]
         if RECIPE == "row":
             sa_tile += group_64 * sa_strides[0]
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, k_length, BLOCK_K):
+        acc = tl.zeros((t.BLOCK_M, t.BLOCK_N), tl.float32)
+        for k in range(0, k_length, t.BLOCK_K):
             if EVEN_K:
                 a = tl.load(a_tile + a_offsets, mask=a_rows[:, None], other=0.0)
                 b = tl.load(b_tile + b_offsets, mask=b_cols[None, :], other=0.0)
@@ -127,7 +125,7 @@ def _fp8_kernel(
             bias_tile = bias_ptr + group_64 * bias_strides[0] + col_64 * bias_strides[1]
             acc += tl.load(bias_tile + cols * bias_strides[1], mask=b_cols, other=0.0).to(tl.float32)[None, :]
         out_tile = out_ptr + row_64 * out_strides[1] + col_64 * out_strides[2]
-        if RAGGED == "k":
+        if t.RAGGED == "k":
             out_tile += group_64 * out_strides[0]
         out_offsets = rows.to(OFFSET)[:, None] * out_strides[1] + cols.to(OFFSET)[None, :] * out_strides[2]
         tl.store(out_tile + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=a_rows[:, None] & b_cols[None, :])
@@ -148,14 +146,14 @@ def scale_strides(problem: ScaledProblem) -> tuple[tuple[int, int, int], tuple[i
 def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.Tensor | None = None) -> torch.Tensor:
     """Launch the kernel on the current stream; `out` (any strides) is written in place if given."""
     out = new_out(problem, operands, out)
-    ragged = RAGGED[problem.layout]
     m, n, k, groups = problem.m, problem.n, problem.k, problem.groups
     if groups == 0 or m == 0 or n == 0:
         return out
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
+    tiles, ragged_m = tiles_of(problem, block_m, block_n, block_k), problem.layout is Layout.RAGGED_M
     a_strides = problem.a_strides
-    b_strides = problem.b_strides if ragged == "m" else (0, *problem.b_strides)
-    out_strides = (0, *out.stride()) if ragged == "m" else out.stride()
+    b_strides = problem.b_strides if ragged_m else (0, *problem.b_strides)
+    out_strides = (0, *out.stride()) if ragged_m else out.stride()
     reach = max(
         block_m * a_strides[0] + block_k * a_strides[1],
         block_k * b_strides[1] + block_n * b_strides[2],
@@ -163,7 +161,7 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
     )
     bias = operands.bias
     device = operands.a.device
-    programs = program_count(device, tiles_bound(ragged, groups, m, n, block_m, block_n), config.blocks_per_sm)
+    programs = program_count(device, tiles_bound(tiles, groups, m, n), config.blocks_per_sm)
     with current_device(device):
         _fp8_kernel[(programs,)](
             operands.a,
@@ -181,17 +179,11 @@ def run(problem: ScaledProblem, operands: Operands, config: Config, out: torch.T
             out_strides,
             *scale_strides(problem),
             bias.stride() if bias is not None else (0, 0),
-            RAGGED=ragged,
             RECIPE=problem.recipe.value,
             HAS_BIAS=bias is not None,
-            EVEN_K=k % block_k == 0 if ragged == "m" else problem.recipe is not Recipe.ROW,
+            EVEN_K=k % block_k == 0 if ragged_m else problem.recipe is not Recipe.ROW,
             OFFSET=tl.int32 if reach < 2**31 else tl.int64,
-            GROUPS_P2=groups_p2(problem),
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            BLOCK_K=block_k,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            **tile_options(tiles, config),
             **FP_FUSION,
         )
     return out

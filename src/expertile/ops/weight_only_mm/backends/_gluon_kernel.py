@@ -152,8 +152,7 @@ def weight_only_mm_kernel(
     N,
     K,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """out[rows of g] = a[rows of g] @ ŵ[g]ᵀ; see `gluon_int4` for shapes. 4 warps.
 
@@ -179,4 +178,4 @@ def weight_only_mm_kernel(
         SHAPE,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.BLOCK_M, 16])
-    specialise(p, _consumer, _producer, mma_layout, CONSUMER_REGS, PRODUCER_REGS)
+    specialise(p, _consumer, _producer, mma_layout, REGISTERS)

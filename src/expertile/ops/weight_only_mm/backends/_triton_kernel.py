@@ -15,7 +15,8 @@ word of four comes from a join, and would otherwise send unpacked values through
 import triton
 import triton.language as tl
 
-from expertile.ops.grouped_mm.persistent import count_tiles, locate_tile
+from expertile.ops.grouped_mm.persistent import Tiles, count_tiles, locate_tile
+from expertile.ops.launch.shape import constants
 from expertile.ops.weight_only_mm.triton_mxfp4 import power_of_two, unpack_mxfp4
 from expertile.ops.weight_only_mm.triton_unpack import by_word, in_order, shifted, side_by_side, unpack
 
@@ -59,22 +60,19 @@ def weight_only_kernel(
     GROUP_SIZE: tl.constexpr,
     HALF: tl.constexpr,
     OFFSET: tl.constexpr,
-    GROUPS_P2: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    TILES: tl.constexpr,
     PRODUCTS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     # SCALES: "row", one for all of K; "block", one for a step; "half", one for the low and one for the high nibbles;
     # "mxfp4", that format's.
+    t: tl.constexpr = constants(Tiles, TILES)
     DTYPE: tl.constexpr = a_ptr.dtype.element_ty
-    total, ends = count_tiles(offs_ptr, M, N, groups, "m", GROUPS_P2, BLOCK_M, BLOCK_N)
+    total, ends = count_tiles(offs_ptr, M, N, groups, t)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
-        group, row, row_end, col, _, _, _ = locate_tile(
-            tile, ends, offs_ptr, M, N, K, GROUP_M, "m", GROUPS_P2, BLOCK_M, BLOCK_N
-        )
+        group, row, row_end, col, _, _, _ = locate_tile(tile, ends, offs_ptr, M, N, K, GROUP_M, t)
         group_64 = group.to(tl.int64)
-        rows, cols, ks = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, HALF)
+        rows, cols, ks = tl.arange(0, t.BLOCK_M), tl.arange(0, t.BLOCK_N), tl.arange(0, HALF)
         row_mask, col_mask = rows < row_end - row, cols < N - col
         a_offsets = ks[:, None].to(OFFSET) * a_stride_k + rows[None, :].to(OFFSET) * a_stride_m
         a_tile = a_ptr + row.to(tl.int64) * a_stride_m + a_offsets
@@ -89,7 +87,7 @@ def weight_only_kernel(
         else:
             scale_groups = 1 if SCALES == "row" else K // GROUP_SIZE
             scale_at = (group_64 * scale_groups) * N + col + cols
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        acc = tl.zeros((t.BLOCK_N, t.BLOCK_M), tl.float32)
         SECOND: tl.constexpr = 1 if SCALES == "half" else 0
         if SCALES == "mxfp4":
             scale_low = tl.load(scales_ptr + scale_at, mask=col_mask, other=0)

@@ -278,8 +278,7 @@ def w4a8_mm_kernel(
     sx_m,
     sx_k,
     SHAPE: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):
     """out[rows of g] = (x ∘ scale_x)[rows of g] @ ŵ[g]ᵀ; see `gluon_w4a8` for shapes. 4 warps.
 
@@ -306,4 +305,4 @@ def w4a8_mm_kernel(
         SHAPE,
     )
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.TOKENS, 32])
-    specialise(p, _consumer, _producer, mma_layout, CONSUMER_REGS, PRODUCER_REGS)
+    specialise(p, _consumer, _producer, mma_layout, REGISTERS)

@@ -19,9 +19,9 @@ from expertile.ops.grouped_mm.api import select
 from expertile.ops.grouped_mm.backend import Operands as GroupedOperands
 from expertile.ops.grouped_mm.backend import new_out
 from expertile.ops.grouped_mm.problem import Problem
+from expertile.ops.weight_only_mm.backends.loop import scaled
 from expertile.ops.weight_only_mm.dequantize import weight_only_dequantize
 from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
-from expertile.ops.weight_only_mm.reference import scaled
 
 
 def dense_problem(problem: WeightOnlyProblem) -> Problem:

@@ -11,8 +11,13 @@ import torch
 
 from expertile.ops.backend import NoConfig
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.weight_only_mm.problem import Backend, Operands, WeightOnlyProblem
-from expertile.ops.weight_only_mm.reference import scaled
+from expertile.ops.weight_only_mm.problem import BLOCK, Backend, Operands, WeightOnlyProblem
+
+
+def scaled(a: torch.Tensor, scale_a: torch.Tensor) -> torch.Tensor:
+    """a ∘ scale_a in float32: scales [M, K/128] (rounded up) or [M]."""
+    each = scale_a.repeat_interleave(BLOCK, -1)[:, : a.shape[1]] if scale_a.dim() == 2 else scale_a[:, None]
+    return a.float() * each
 
 
 def _run(problem: WeightOnlyProblem, operands: Operands, config: NoConfig, out: torch.Tensor | None) -> torch.Tensor:

@@ -20,7 +20,7 @@ import triton.language as tl
 from expertile.device import Device
 from expertile.formats.int4.packing import words
 from expertile.ops.grouped_mm.backend import new_out
-from expertile.ops.grouped_mm.persistent import best_group_m, groups_p2, mean_tile_extents, tiles_bound
+from expertile.ops.grouped_mm.persistent import best_group_m, mean_tile_extents, tile_options, tiles_bound, tiles_of
 from expertile.ops.launch import versions
 from expertile.ops.launch.device import no_triton, program_count, torch_device
 from expertile.ops.launch.launch import Launch, Pointer, met
@@ -65,29 +65,24 @@ def _launch(
     """The launch on GPU `device` (-1: none), for `pointers` of a, packed words, out, scales, zeros, offs and bias, an
     output and a bias of those strides."""
     m, n, k, groups, half = problem.m, problem.n, problem.k, problem.groups, problem.half
-    block_m, block_n = config.block_m, config.block_n
-    reach = half * problem.a_strides[1] + block_m * problem.a_strides[0]
+    tiles = tiles_of(problem, config.block_m, config.block_n, 2 * half)
+    reach = half * problem.a_strides[1] + config.block_m * problem.a_strides[0]
     options = {
-        "EVEN_N": n % block_n == 0,
+        "EVEN_N": n % config.block_n == 0,
         "EVEN_K": k % (2 * half) == 0,
         "SCALES": _scales_in_a_step(problem),
         "GROUP_SIZE": problem.group_size if problem.group_size != k else 0,
         "HALF": half,
         "OFFSET": tl.int32 if reach < 2**31 else tl.int64,
-        "GROUPS_P2": groups_p2(problem),
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
         "PRODUCTS": config.products,
         "ASSEMBLY": not triton.knobs.runtime.interpret,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        **tile_options(tiles, config),
     }
     if config.products == "mma.sync":
         # Triton's own choice may take registers that another block should have.
         options["maxnreg"] = min(255, 65536 // (32 * config.num_warps * config.blocks_per_sm) // 8 * 8)
     numbers = (0, n, k, groups, *problem.a_strides, *out_strides, *bias_strides, config.group_m)
-    tiles = tiles_bound("m", groups, m, n, block_m, block_n)
-    programs = program_count(torch_device(device), tiles, config.blocks_per_sm)
+    programs = program_count(torch_device(device), tiles_bound(tiles, groups, m, n), config.blocks_per_sm)
     return Launch(weight_only_kernel, (), (), pointers, numbers, options, programs)
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from expertile.formats.quantized import QuantizedWeight
-from expertile.ops.grouped_mm.reference import reference as grouped_reference
 from expertile.ops.weight_only_mm.problem import BLOCK
+from tests.ops.grouped_mm.reference import reference as grouped_reference
 
 
 def scaled(a: torch.Tensor, scale_a: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -4,9 +4,9 @@ import torch
 
 from expertile.formats.fp8 import dequantize
 from expertile.ops.grouped_mm.problem import Layout
-from expertile.ops.grouped_mm.reference import reference as grouped_reference
 from expertile.ops.scaled_grouped_mm.problem import BLOCK, Operands, Recipe, ScaledProblem
 from expertile.ragged import sizes_from_offs
+from tests.ops.grouped_mm.reference import reference as grouped_reference
 
 
 def reference(
@@ -46,11 +46,9 @@ def dequantize_a(problem: ScaledProblem, operands: Operands, dtype: torch.dtype 
     return dequantize(operands.a, operands.scale_a, (1, BLOCK), dtype)
 
 
-def dequantize_b(
-    problem: ScaledProblem, operands: Operands, dtype: torch.dtype = torch.float32, group: int | None = None
-) -> torch.Tensor:
-    """b with its scales multiplied in, in b's shape; of one group only, [K, N], if `group` is given."""
-    b, scale = (operands.b, operands.scale_b) if group is None else (operands.b[group], operands.scale_b[group])
+def dequantize_b(problem: ScaledProblem, operands: Operands, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """b with its scales multiplied in, in b's shape."""
+    b, scale = operands.b, operands.scale_b
     if problem.recipe is Recipe.ROW:
         return b.to(dtype) * scale.to(dtype).unsqueeze(-2)
     height = BLOCK if problem.recipe is Recipe.BLOCK else 1
