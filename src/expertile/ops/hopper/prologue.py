@@ -60,18 +60,41 @@ def specialise(p, CONSUMER: gl.constexpr, PRODUCER: gl.constexpr, LAYOUT: gl.con
     """Start p.CONSUMERS partitions CONSUMER(p, number, LAYOUT), without a LAYOUT that is None, and PRODUCER(p), of one
     warp. REGISTERS: of a thread of the other consumers and of the producer. The first consumer gets what those leave:
     as many as the others."""
-    MORE: gl.constexpr = p.CONSUMERS - 1
-    gl.warp_specialize(
-        [
-            (_consume, (p, CONSUMER, 0, LAYOUT)),
-            (_consume, (p, CONSUMER, 1, LAYOUT)),
-            (_consume, (p, CONSUMER, 2, LAYOUT)),
-            (_consume, (p, CONSUMER, 3, LAYOUT)),
-        ][: p.CONSUMERS]
-        + [(_produce, (p, PRODUCER))],
-        [gl.num_warps()] * MORE + [1],
-        [REGISTERS[0]] * MORE + [REGISTERS[1]],
-    )
+    # Written out: Triton 3.6 cannot take lists of partitions apart or together.
+    WARPS: gl.constexpr = gl.num_warps()
+    MORE: gl.constexpr = REGISTERS[0]
+    LAST: gl.constexpr = REGISTERS[1]
+    if p.CONSUMERS == 1:
+        gl.warp_specialize([(_consume, (p, CONSUMER, 0, LAYOUT)), (_produce, (p, PRODUCER))], [1], [LAST])
+    elif p.CONSUMERS == 2:
+        gl.warp_specialize(
+            [(_consume, (p, CONSUMER, 0, LAYOUT)), (_consume, (p, CONSUMER, 1, LAYOUT)), (_produce, (p, PRODUCER))],
+            [WARPS, 1],
+            [MORE, LAST],
+        )
+    elif p.CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consume, (p, CONSUMER, 0, LAYOUT)),
+                (_consume, (p, CONSUMER, 1, LAYOUT)),
+                (_consume, (p, CONSUMER, 2, LAYOUT)),
+                (_produce, (p, PRODUCER)),
+            ],
+            [WARPS, WARPS, 1],
+            [MORE, MORE, LAST],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (p, CONSUMER, 0, LAYOUT)),
+                (_consume, (p, CONSUMER, 1, LAYOUT)),
+                (_consume, (p, CONSUMER, 2, LAYOUT)),
+                (_consume, (p, CONSUMER, 3, LAYOUT)),
+                (_produce, (p, PRODUCER)),
+            ],
+            [WARPS, WARPS, WARPS, 1],
+            [MORE, MORE, MORE, LAST],
+        )
 
 
 @gluon.jit
