@@ -295,13 +295,14 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
         used, end, between = 1, 1, False
         # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
         below = lines[i + 1].text.lstrip("# ").strip() if i + 1 < len(lines) else ""
-        if below and not re.sub(r"\([^()]*\)|\s", "", below):
+        pieces = [*re.finditer(r"\([^()]*\)|\[[^\[\]]*\]|\S+(?: \S+)*", lines[i + 1].text)] if below else []
+        if len([m for m in pieces if m[0][0] in "(["]) > len(pieces) / 2 and not any(is_numeric(m[0]) for m in pieces):
             used, at, ends = 2, 0, list[int]()
             for name in header:
                 at = lines[i].text.index(name, at) + len(name)
                 ends.append(at)
-            for c, m in enumerate(units := list(re.finditer(r"\([^()]*\)", lines[i + 1].text))):
-                at = c if len(units) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
+            for c, m in enumerate(pieces):
+                at = c if len(pieces) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
                 header[at] += f" {m[0]}"
         for line in lines[i + used :]:
             text = _INTERVAL.sub(r"\1\2,\3\4", re.sub(r"\( +", "(", line.text.strip()))

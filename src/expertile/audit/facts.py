@@ -26,7 +26,7 @@ _NAMES = {
     "out_len": r"(?i:(?:--)?(?:random[_-])?(?:output|gen)[ _-]len(?:gth)?|osl|max[_-]new[_-]tokens)",
     "kv_heads": r"(?i:(?:num|n)_(?:key_value|kv)_heads|h_?kv|kv[ _]heads)",
     "prompts": r"(?i:(?:--)?num[-_](?:prompts|requests))",
-    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|total|#)?[ _]?(?:gpus|devices|ranks)(?:_total)?|"
+    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|total|#)?[ _]?(?:gpus|devices|ranks|chips)(?:_total)?|"
     r"(?:gpu|device)[ _]count|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "layers": r"(?i:(?:num|n|number of)[ _](?:hidden[ _])?layers|n_?layers?|layers)",

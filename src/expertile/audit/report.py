@@ -172,7 +172,11 @@ class Row:
             return () if other else report.everything.of("devices")
         # A paragraph may speak of another part than its headings.
         heads = () if self.facts.of("devices") else (report.facts[b].of("devices") for b in report.sections[self.block])
-        return tuple(dict.fromkeys((*found, *itertools.chain(*heads))))
+        every = dict.fromkeys((*found, *itertools.chain(*heads)))
+        # "H100" in a title is the "H100 PCIe" of the text below.
+        known = {d.name.partition("PCIe")[0].split()[-1] for d in found if "PCIe" in d.name}
+        exact = re.search(r"(?i)sxm|hbm3|nvl|nvlink", report.text)
+        return tuple(d for d in every if d in found or exact or not known & {*d.name.split()})
 
     @lru_cache(1 << 13)  # noqa: B019
     def stated(self, what: str) -> tuple[Any, ...]:
@@ -368,6 +372,7 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
                 row.bare[name.strip().lower()] = float(plain[1].replace(",", ""))
             elif argument := _ARGUMENT.search(cell):
                 row.bare[f"{name.strip().lower()} /"] = float(argument[1] or argument[2])
+                row.own |= {size: float(argument[1] or argument[2])} if size else {}
             if size and plain and unit.kind in ("number", "other"):
                 row.own.setdefault(size, float(plain[1].replace(",", "")) * (1024 if plain[2] else 1))  # GPUs, then TP
                 continue

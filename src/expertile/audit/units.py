@@ -23,7 +23,7 @@ _TEN = {"": 1.0, "b": 1e9, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "
 _TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
 _WHICH = r"(?:input|output|prompt|generated|new|total|completion|training|decoded)"
 _NOUNS = (
-    ("sample", r"images?|imgs?|samples?|frames?|examples?|sentences?|records?|rows?"),
+    ("sample", r"images?|imgs?|bilder|samples?|frames?|examples?|sentences?|records?|rows?"),
     ("request", r"requests?|reqs?|queries|query|prompts?|sequences?|seqs?"),
     ("element", r"keys|particles|pixels"),
     ("step", r"iterations?|iters?|its?|steps?|batch(?:es)?"),
@@ -93,7 +93,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (
         "ratio",
         rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|"
-        r"times (?=faster|slower|higher|lower|more|less|fewer|the |as (?:fast|much|many|high|slow))|"
+        r"times (?=faster|slower|higher|lower|longer|shorter|more|less|fewer|the |as (?:fast|much|many|high|slow))|"
         r"-?fold\b(?!,? ?(?:cross|valid|cv|avg|mean|split|train))",
     ),
 )
@@ -277,6 +277,7 @@ def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
     if re.fullmatch(r"(?i)\W*mins?\W*", name):
         return None  # the least
+    name = re.sub(r"(?<=[a-z])([ _])pro[ _](?=[A-Z])", r"\1per\1", name)  # "Bilder_pro_Joule"
     last = name.rpartition(" ")[2]
     if last != name and "_" in last and (inner_unit := unit_of_name(last)):  # of a record within a record
         return inner_unit

@@ -96,7 +96,8 @@ def compression(report: Report) -> Iterator[Finding]:
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
             if one and len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
-                yield from _beyond(large, small, bits, known and some is not both, 1.08)
+                wider = any((large.plain / small.plain).meets(w / min(bits), 0.05) for w in wide)
+                yield from () if wider else _beyond(large, small, bits, known and some is not both, 1.08)
     for grid in report.grids:
         yield from _shrunk(grid, wide)
         for c in grid.columns("bytes", "B/token", "B/param"):

@@ -20,7 +20,7 @@ _LIMIT = regex(
 )
 # What calls a percentage one of a peak.
 SHARE = regex(
-    r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+    r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d|auslastung"
 )
 SHOWN = regex(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"

@@ -67,7 +67,7 @@ NAMES = {
     "train_time": Name("time", r"train(?:ing)?(?: time)?"),
     "epoch_steps": Name(
         "n",
-        rf"{_OPTIMIZER}(?:steps|iterations) (?:per|/) ?epoch",
+        rf"{_OPTIMIZER}(?:steps|iterations) (?:per |/ ?|in one |in an )epoch",
         rf"(?i){_N} {_OPTIMIZER}(?:steps|iterations|updates) (?:per|an|each|every) epoch\b",
     ),
     "all_steps": Name(

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.pattern import regex, says
+from expertile.audit.pattern import denied, regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
@@ -106,7 +106,7 @@ def _part(text: str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _parts(text: str) -> frozenset[str]:
-    return frozenset(list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text))
+    return frozenset(list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text) if not denied(m, text))
 
 
 def _ways(text: str) -> int:
@@ -124,6 +124,7 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     if row.kind == "table" and q.label == "dram":
         return "memory"
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
+    over += row.headings * (_ways(own) == 2)  # of copies
     block = row.report.blocks[row.block]
     if row.kind == "line" and block.kind == "code" and block.lines:  # above the lines of one
         over += f" {block.lines[0].text}"
@@ -184,7 +185,12 @@ def limits(report: Report) -> Iterator[Finding]:
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
-                yield from _beyond(row, q, own, near)
+                whole = [s for s in near if s.q and _flops(s.q) == _flops(q)]  # TOP/s are of integers
+                yield from _beyond(row, q, own, whole or near)
+
+
+def _flops(q: Quantity) -> bool:
+    return q.kind != "rate" or "fl" in f"{q.text} {q.label}".lower()
 
 
 def _of_clock(row: Row, q: Quantity) -> bool:
@@ -344,7 +350,7 @@ def _link(text: str, row: Row) -> _Limit | None:
     pcie = {(m["g"] or m["of"], m["n"] or m["lanes"]) for m in _PCIE.finditer(text)}
     pcie |= {(_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(text)}
     pcie = {x for x in pcie if x[1] or not any(y[0] == x[0] and y[1] for y in pcie)}  # a CPU's "PCIe 4.0" beside
-    nvlink = re.search(rf"(?i){_PARTS['NVLink']}", text)
+    nvlink = "NVLink" in _parts(text)
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()
         both = 2 * PCIE_LANES[generation] * int(lanes or 16)

@@ -22,7 +22,7 @@ _OF = regex(
 )
 _WITH_ATTENTION = regex(r"attention[_ ](?:flops?|per[_ ]token)|(?:plus|with|incl\w*) (?:the )?attention")
 _MFU = regex(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
-_SIX = regex(r"(?i)\b6 ?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
+_SIX = regex(r"(?i)\b6 ?(?:FLOPs? per )?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
 _BARE = regex(rf"(?<![\w.,]){NUMBER}(?![\w.,]*\w| ?[x×%])")
 # What no more than 100 % can be of.
 _OF_ALL = regex(
@@ -150,6 +150,9 @@ def _mfu(row: Row) -> Iterator[Finding]:
     peaks = [(x, 5.1) for d in row.devices for f in formats if both and (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
     stated = [x.value.mid for x in row.of("rate") if on_sheet(row, x)]  # the peak meant
+    if report.everything.foreign and not peaks and not stated:  # the only one that the report has
+        stated = [*{x.value.mid for r in report.lines_of_text for x in r.of("rate")}]
+        stated = stated if len(stated) == 1 else []
     peaks = [(x, 5.1) for x in stated] or peaks
     counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
     work = [(q, n * q.value.mid / g) for q in rates for g in ((1.0,) if q.per_device else counts)]
@@ -158,7 +161,7 @@ def _mfu(row: Row) -> Iterator[Finding]:
         known = stated or [x for d in row.devices for x in peaks_of(d, [*formats])]
         shares = ((6 * rate / x, q) for x in known for q, rate in work)
         best, q = min(shares, key=lambda of: abs(of[0] - p.value.mid))
-        at = f"{n / 1e9:.3g} B parameters at {q.text}" + f" on {row.devices[0].name}" * (not stated)
+        at = f"{n / 1e9:.3g} B parameters at {q.text}" + "".join(f" on {d.name}" for d in row.devices[: not stated])
         message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
         yield finding(QUESTION, "MFU", message, p, q)
 

@@ -35,7 +35,7 @@ ONE_WAY = regex(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|"
     r"(?:per|one|each|je) (?:direction|way|richtung)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
-    r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?bw|reads? from|writes? to|"
+    r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?b(?:w|andw)|reads? from|writes? to|"
     r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
 BOTH_WAYS = regex(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->|\bbeid(?:e|seit)")
@@ -73,7 +73,7 @@ _COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,}|\d\.?\d*e\+?\d+)(?![\d.,])
 MODEL = regex(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
-    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
+    r" ([bm])(?:illion)? (?=param|weights|(?:dense )?(?:model|decoder|transformer)\b)(?!\w+ active))"
 )
 SINGLE = regex(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
@@ -258,7 +258,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     )
     if drafted or (several and not step):
         return None
-    formats = row.facts.of("formats")
+    formats = facts(re.sub(r"(?i)\bkv\b[^;.]*", "", row.text)).of("formats")  # not the cache's
     like = (r for r in report.lines_of_text if not formats or {*formats} & {*r.facts.of("formats")})
     held = [b for r in (*like, row) for b in r.of("bytes") if b.exact]
     sized = row.kind == "table" and (row.of("params") or _FILE.search(row.text))  # "| size | params |" are the model's

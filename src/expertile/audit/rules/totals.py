@@ -89,6 +89,12 @@ def totals(report: Report) -> Iterator[Finding]:
     for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
         parts = [[q for q in row.quantities if q.kind != "params"] for _, row in some]
         yield from _added([each[0] for each in parts if len(each) == 1])
+        drawn = [i for i, each in enumerate(parts) if not each and i + 2 == len(parts)]  # the rule above a sum
+        above = [each[0] for each in parts[: drawn[0]][::-1] if len(each) == 1] if drawn else []
+        last = parts[-1][0] if drawn and len(parts[-1]) == 1 else None
+        same = [*itertools.takewhile(lambda q: last is not None and q.kind == last.kind and q.exact, above)]
+        if last and 3 <= len(same) <= 12 and last.kind in ("time", "bytes", "money", "energy"):
+            yield from _made_of(last, same, True, False)
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
