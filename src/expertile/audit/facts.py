@@ -44,7 +44,7 @@ _KEYED = {
     name: regex(
         rf"(?<![\w.*×·])(?<!\w-)(?<![a-z] [x×*·] )(?:{form})"
         rf"(?:(?:\s*\([A-Za-z_.,& ]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
-        rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d|/[A-Z]\b)"
+        rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d|/[A-Z]\b){'(?! tokens)' * (name == 'batch')}"
     )
     for name, form in _NAMES.items()
 }

@@ -75,6 +75,7 @@ def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
     for c, h in enumerate(header):
         cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
         measured = sum(bool(re.match(r"\d[\d,]*\.\d", cell) or _odd(cell)) for cell in cells) * 2 > len(cells)
+        measured |= any(peaks) and all(re.fullmatch(r"\d{1,3}(?:,\d{3})+", cell) for cell in cells)
         if measured and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
             header[c] = f"{h} ({name})"
     return replace(table, header=tuple(header))

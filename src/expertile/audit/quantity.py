@@ -142,7 +142,9 @@ class Quantity:
         return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
-_PARTED = regex(r"(?<![\d.,] )(?<![\w.,])[1-9]\d{0,2}(?: \d{3}){2,}(?= (?:tokens|param|samples|images|sequences|bytes)\b)")
+_PARTED = regex(
+    r"(?<![\d.,] )(?<![\w.,])[1-9]\d{0,2}(?: \d{3}){2,}(?= (?:tokens|param|samples|images|sequences|bytes)\b)"
+)
 _LEADING = regex(r"(?<=\d h )0(?=\d ?m(?:in)?\b)|(?<=\dh)0(?=\d ?m(?:in)?\b)")  # "2 h 04 min"
 _THOUSAND = regex(r"(?<=\d) thousand (?=(?:\w+ )?tokens?\b)")
 

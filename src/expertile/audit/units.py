@@ -142,7 +142,8 @@ _MEANT = tuple(
         (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
         (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
         (r"(?:flops?|ops?) per b(?:yte)?$", "FLOP/B"),
-        (r".*\boutput throughput$", "tokens/s"),
+        (r".*\boutput throughput$|avg ts$", "tokens/s"),  # of llama-bench
+        (r"model size$", "bytes"),
         (r".*\b(request|token|image|sample)s? throughput$", r"\1s/s"),
         (r".*\b(?:size|length|message|msg|data)\b.*\(B\)$", "bytes"),
     )

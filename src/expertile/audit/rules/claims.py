@@ -169,6 +169,9 @@ def _column(held: list[tuple[Row, Quantity]], wide: list[int]) -> Iterator[Findi
             and (name == other or not (of or name))
         ):
             yield from _beyond(base, q, [to[0], (of or wide)[0]], bool(of))
+            if q.text == base.text and 2 * to[0] == (of or wide)[0] and of and q.value.width < 0.05:
+                message = f"{q.text} in {to[0]} bits is as large as in {of[0]}: is it of that format?"
+                yield finding(QUESTION, "compression", message, q, base)
 
 
 def equal_work(report: Report) -> Iterator[Finding]:

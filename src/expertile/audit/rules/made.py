@@ -202,8 +202,8 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
 def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
     """The columns for each GPU, which a scaling efficiency compares."""
     workers = ("gpus", "threads", "cores", "nodes", "ranks", "workers", "processes")
-    counts = [{r: (row.own | row.bare).get(name, 0.0) for r, row in enumerate(grid.rows)} for name in workers]
-    gpus = next(filter(lambda some: any(some.values()), counts), counts[0])
+    each = [{r: (row.own | row.bare).get(name, 0.0) for r, row in enumerate(grid.rows)} for name in workers]
+    gpus = next(filter(lambda some: any(some.values()), each), each[0])
     for s in sources:  # "tokens/s (8 GPUs)"
         held = facts(s.name).of("gpus")
         counts = dict.fromkeys(gpus, held[0]) if len(held) == 1 else gpus if len({*gpus.values()}) > 1 else {}

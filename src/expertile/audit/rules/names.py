@@ -89,6 +89,7 @@ NAMES = {
     "tokens_seen": Name(
         "n tokens", r"tokens (?:seen|consumed|processed|trained)(?: on)?|consumed tokens", r"(?i)tokens", least=1e9
     ),
+    "samples_seen": Name("n items", r"consumed (?:samples|sequences)"),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
     # models

@@ -294,6 +294,7 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     after = (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact)
     p = p or next(after, None)
     based = p and row.kind == "line" and _OF_ITS.match(row.text, p.end)
+    p = None if p and re.match(r" ?of the (?:local|other|same|first|former|single)\b", row.text[p.end :]) else p
     p = None if based and (not based[1] or based[1].rstrip(".,") not in limit.text) else p  # "92.4 % of 1008"
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)

@@ -73,6 +73,7 @@ FORMULAS = (
     Formula("steps", "all_steps = epochs * epoch_steps", sure=ASK, slack=0.02, unless="resum|early.stop|stopped"),
     Formula("time", "all_epochs = epochs * epoch_time", sure=2, slack=0.04, far=0.1, fit=2, reach="row"),
     Formula("time", "train_time = epochs * dataset / sample_rate", sure=ASK, slack=0.04, unless="resum"),
+    Formula("tokens", "samples_seen = steps * global_batch", sure=ASK, slack=0, fit=3, reach="row", unless=_RESUMED),
     Formula("tokens", "tokens_seen = steps * step_tokens", sure=ASK, unless=_RESUMED),
     Formula("tokens", "tokens_seen = steps * global_batch * seq_len", sure=ASK, unless=_RESUMED),
     Formula(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import NUMBER, Interval, printed
 from expertile.audit.pattern import regex
@@ -99,8 +100,17 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     # A column "peak" without a unit counts in that of the figure.
     near |= any(part.meets(x.plain * scale, 0.03) for x in row.of("number") if _PEAK.search(x.label.lower()))
     gib = kind == "bandwidth"
-    near |= not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
+    made = not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
     base = (*here, *stated, None)[0]
+    # Of a peak that the report never states, beside the one that it does.
+    one = len({s.value.mid for s in stated}) == 1 == len(row.report.everything.of("devices")) and not near and made
+    if one and base and kind == "rate" and not here and 0.4 < part.mid / base.value.mid < 2.6:
+        counts = [n for n in gpu_counts(row) if part.meets(base.value.mid * n, slack)]
+        apart = {*facts(base.label).of("formats")} and formats and not {*facts(base.label).of("formats")} & {*formats}
+        if not (counts or apart):
+            message = f"{q.text} of the {base.text} of line {base.line} is {100 * rate.mid / base.value.mid:.3g} %"
+            yield finding(QUESTION, "share of peak", f"{message}, not {p.text}: of which peak?", p, q, base)
+    near |= made
     if not near and (base or (len(row.devices) == 1 and known and (kind == "bandwidth" or formats))):
         peak, line, name = (base.value.mid, base.line, base.text) if base else (known[0], row.line, "")
         text = q.text if q.kind == kind else f"{q.text} a time"

@@ -114,8 +114,8 @@ def _around(row: Row) -> list[Term]:
     lines = [r for r in block if abs(r.line - row.line) < (14 if kind == "code" else 4)]
     if several and row.kind == "line":  # but for the one amount that its block states
         amounts = [t for r in block for t in terms(r) if t.figure and t.kind in ("bytes", "flop", "tokens", "items")]
-        near = [t for t in amounts if any(0 < row.line - n < 4 for n in t.lines)]
-        return next((some for some in (amounts, near) if len({t.kind for t in some}) == len(some) > 0), [])
+        close = [t for t in amounts if any(0 < row.line - n < 4 for n in t.lines)]
+        return next((some for some in (amounts, close) if len({t.kind for t in some}) == len(some) > 0), [])
     lines = [] if row.kind != "line" else lines or block * (kind == "prose")
     # "… for the same array" lends what the sentence before says of it; else one of several kinds is about itself.
     same = re.search(r"(?i)\bsame\b|\bthis (?:is|costs?|makes)\b|\b(?:it|we|ours) (?:takes?|took|need\w*)\b", row.text)

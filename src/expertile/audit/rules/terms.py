@@ -77,7 +77,7 @@ MODEL = regex(
 )
 SINGLE = regex(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
-    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
+    r"client|batch)\b|\bbs ?=? ?1\b|\bn_gen\W+[1-9]|(?:no|without) batching|\btg ?\d"
 )
 _USED = (
     regex(r"(?<![\w.])(\d[\d.]*)(?: ?b)? of (?:the )?\d[\d.]* ?b (?:param\w* )?(?:are )?active"),
