@@ -15,7 +15,6 @@ from expertile.audit.rules import (
     equations,
     formulas,
     headlines,
-    laws,
     limits,
     peaks,
     retold,
@@ -30,34 +29,20 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(
-        limits.above,
-        shares.shares,
-        shares.sparse_peaks,
-        peaks.limits,
-        peaks.rings,
-        peaks.slips,
-        tables.columns,
-        tables.proportions,
-        laws.laws,
-    ),
-    *(tables.slips, solve.rows, amounts.counted, amounts.spent),
+    *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
+    *(solve.rows, amounts.counted, amounts.spent),
     *(told.ratios, retold.retold, headlines.changes, totals.totals, totals.orders),
     *(statistics.related, statistics.summaries),
     *(
-        clock.clocks,
+        clock.elapsed,
         clock.steps,
         stated.stated,
         equations.equations,
         equations.conversions,
         formulas.formulas,
         capacity.held,
-        capacity.weights,
-        capacity.trained,
     ),
-    *(capacity.sped_up, capacity.counted),
-    *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks),
-    *(claims.attention_share, totals.shared),
+    *(claims.compression, claims.equal_work, claims.unequal_work, totals.shared),
 )
 _HEDGED = regex(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"

@@ -41,8 +41,6 @@ _NO_DECODER = regex(
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
 _CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
-_OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|budget)\b")
-_POOL = regex(r"(?i)\b(?:left|free|remain\w*|room|budget|pool)\b.*\b(?:kv|cache)\b|\b(?:kv|cache) (?:pool|budget)\b")
 _AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
 _OF_KV = regex(r"(?i)\bkv\b|keys and values|\bcache\b")
 _OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
@@ -88,10 +86,6 @@ def counted(report: Report) -> Iterator[Finding]:
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
-        n, each = row.only("tokens"), row.only("B/token") if _OF_CACHE.search(row.text) else None
-        if n and each and n.exact and each.exact:
-            yield from _pooled(report, n, each)
-        yield from _at_once(row)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
             if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
@@ -101,29 +95,6 @@ def counted(report: Report) -> Iterator[Finding]:
             if q.exact and q.value.mid > 1 and not steps and not any(q.value.meets(m, 0.03) for m in made):
                 text = f"{' × '.join(f'{s:.0f}' for s in sizes)} is {made[-1]:.0f}"
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
-
-
-def _pooled(report: Report, n: Quantity, each: Quantity) -> Iterator[Finding]:
-    """So many tokens of so many bytes are some amount that the report states, on one GPU or on all."""
-    counts, made = (1.0, *report.everything.of("gpus")), n.value * each.value
-    held = [(b, b.plain * g) for r in report.all_rows for b in r.of("bytes") if b.value.mid for g in counts]
-    pools = [(b, x) for b, x in held if _OF_POOL.search(f"{b.label} {b.after}")]
-    b, x = min(pools, key=lambda of: abs(math.log(made.mid / of[1].mid)), default=(n, made * 9.0))
-    if 0.3 < x.mid / made.mid < 3 and not any(made.meets(y * f, 0.02) for _, y in held for f in (1.0, 1.0737)):
-        message = f"{n.text} of {each.text} take {si(made.mid, 'B')}, not {si(x.mid, 'B')}: do they fit in it?"
-        yield finding(QUESTION, "memory", message, n, b)
-
-
-def _at_once(row: Row) -> Iterator[Finding]:
-    """A table's "19 sequences" of "10.7 GB per sequence", beside the one pool that the text states for a cache."""
-    b = row.only("bytes") if row.kind == "table" else None
-    if b and re.search(r"(?i)(?:\b(?:per|each|an?)\b|/) ?(?:seq|req|user|stream|session)", b.label):
-        said = [x for r in row.report.lines_of_text for x in r.of("bytes") if _POOL.search(f"{x.label} {x.after}")]
-        for n in (n for n in row.of("number", "items") if _AT_ONCE.search(n.label) and len(said) == 1):
-            same = facts(n.label).of("formats") in ((), facts(b.label).of("formats"))
-            message = f"{n.text} times {b.text} is more than {said[0].text}: do they fit in it?"
-            if same and 1.04 < (n.value * b.value / said[0].value).lo < 4:
-                yield finding(QUESTION, "memory", message, n, said[0])
 
 
 @lru_cache(maxsize=8)

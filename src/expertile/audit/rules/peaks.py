@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.pattern import denied, regex, says
+from expertile.audit.pattern import denied, regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
@@ -51,7 +51,6 @@ _OTHER = regex(
     r"(?<!write)(?<!write-)combined"
 )
 _NODES, _SUMMED = regex(r"\W*(\d+) (?:nodes|hosts|servers|machines)\b"), regex(r"(?i)per step|gradient|reduc")
-_LESS = regex(r"compress|sparsif|\bsharp\b|local sgd|local steps|two ports|hierarch|powersgd|top-k")
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = regex(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
@@ -208,33 +207,6 @@ def _crossed(row: Row) -> Iterator[Quantity]:
         part = _part(own) or _part(f"{row.lead} {row.text}") * bool(ONE_WAY.search(row.text) or _OVER.search(row.text))
         if part in (*_LINKS, "network", "disk") and t.exact and re.search(r"(?i)\bin\b|tak|took|need|[:=] ?\d", own):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
-
-
-def rings(report: Report) -> Iterator[Finding]:
-    """Times of an all-reduce in a ring of n nodes: each port sends 2 (n − 1) / n of the bytes (Patarasuk 2009)."""
-    lines = report.lines_of_text if re.search(r"\bring\b", report.text) and not says(_LESS, report.text) else []
-    ports = [q for r in lines for q in r.of("bandwidth") if _PORT.search(q.text)]
-    sums = {b.value.mid: b for r in lines for b in r.of("bytes") if _SUMMED.search(own_words(r, b))}
-    for row in lines if ports and len(sums) == 1 else ():
-        n, t = _NODES.match(row.text), row.only("time")
-        port, (b,) = max(ports, key=lambda q: q.value.mid), sums.values()
-        least = (b.value * (2 - 2 / max(float(n[1]), 1)) / port.value).mid if n else 0.0
-        if t and 0.2 * least < t.value.hi < 0.97 * least:
-            message = f"a ring of {n[1]} sends {b.text} × 2 · {int(n[1]) - 1} / {n[1]}" if n else ""
-            message += f", which takes {si(least, 's')} at {port.text}, not {t.text}: what else carries it?"
-            yield finding(QUESTION, "link", message, t, b, port)
-
-
-def slips(report: Report) -> Iterator[Finding]:
-    """A time at so many bits a second that the report's only bytes take at as many bytes."""
-    sizes = {b.value.mid: b for r in report.all_rows for b in r.of("bytes") if b.value.mid}
-    lines = [r for r in report.lines_of_text if len(sizes) == 1 and r.of("bandwidth") and not r.of("bytes")]
-    for two in (p for r in lines for p in itertools.pairwise(r.quantities)):
-        (q, t), (b,) = sorted(two, key=lambda x: x.kind), sizes.values()
-        bits = (q.kind, t.kind) == ("bandwidth", "time") and re.search("b(?:it|ps|/s)", q.text)
-        if bits and t.value.width < 0.2 and (q.value * t.value * 8).meets(b.value, 0.02):
-            message = f"{b.text} at {q.text} take {si(b.value.mid / q.value.mid, 's')}, not {t.text}: bits or bytes?"
-            yield finding(QUESTION, "unit", message, t, q, b)
 
 
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
