@@ -474,15 +474,6 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
         ("order", "sort/2^20\n    time:   [{} µs 98.61 µs 98.83 µs]\n", "118.45", "98.45"),
         ("order", "  90.000%    8.12ms\n  99.000%   {}ms\n  99.900%   14.63ms\n  99.990%   21.40ms\n", "24.63", "9.46"),
         (
-            "ratio",
-            "       │ old.txt │ new.txt │\n       │ sec/op │ sec/op vs base │\n"
-            "A-8   412.5n ± 1%   388.0n ± 1%   -5.94% (p=0.000 n=10)\n"
-            "B-8   88.31µ ± 0%   61.90µ ± 1%  {}% (p=0.000 n=10)\n"
-            "C-8   3.305m ± 1%   3.218m ± 1%   -2.63% (p=0.000 n=10)\n",
-            "-39.91",
-            "-29.91",
-        ),
-        (
             "proportion",
             "| audio (s) | wall (s) | RTFx |\n|-|-|-|\n| 19452 | 62.1 | 313.2 |\n| 19230 | 63.4 | 303.3 |\n"
             "| 9420 | 31.8 | {} |\n| 19350 | 70.9 | 272.9 |\n",
@@ -762,15 +753,6 @@ def test_links_are_not_counted_twice_where_the_bandwidth_is_a_gpus():
     )
     assert audit_text(text.format(" and GPU"), "nccl.txt").accusations == ()
     assert len(audit_text(text.format(""), "nccl.txt").accusations) == 1
-
-
-@pytest.mark.parametrize("shape", ["shape: batch=8 heads=16 seqlen={} dim=128", "inputs = (4, 12, {}, 64)"])
-def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape):
-    run = f"```\nattn-bench\n{shape}\nfwd   median {{}} ms   114.5 TFLOPS\n```\n"
-    text = f"Old:\n\n{run.format(4096, '9.60')}\nNew:\n\n{{}}\nSo the new one is 2.00x faster on my A100.\n"
-    assert audit_text(text.format(run.format(4096, "4.80")), "x.md").findings == ()
-    (asked,) = audit_text(text.format(run.format(2048, "4.80")), "x.md").findings
-    assert asked.rule == "equal work"
 
 
 @pytest.mark.parametrize(

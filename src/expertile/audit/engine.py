@@ -9,12 +9,10 @@ from expertile.audit.pattern import regex
 from expertile.audit.report import Report
 from expertile.audit.rules import (
     amounts,
-    capacity,
     claims,
     clock,
     equations,
     formulas,
-    headlines,
     limits,
     peaks,
     retold,
@@ -30,18 +28,9 @@ from expertile.device import Device
 
 RULES = (
     *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
-    *(solve.rows, amounts.counted, amounts.spent),
-    *(told.ratios, retold.retold, headlines.changes, totals.totals, totals.orders),
-    *(statistics.related, statistics.summaries),
-    *(
-        clock.elapsed,
-        clock.steps,
-        stated.stated,
-        equations.equations,
-        equations.conversions,
-        formulas.formulas,
-        capacity.held,
-    ),
+    *(solve.rows, amounts.counted, amounts.spent, told.ratios, retold.retold, totals.totals, totals.orders),
+    *(statistics.related, statistics.summaries, clock.elapsed, clock.steps, stated.stated),
+    *(equations.equations, equations.conversions, formulas.formulas, limits.held),
     *(claims.compression, claims.equal_work, claims.unequal_work, totals.shared),
 )
 _HEDGED = regex(

@@ -18,9 +18,6 @@ from expertile.audit.pattern import regex
 from expertile.audit.quantity import clean
 
 _FOREIGN = regex(r"[^\x00-\x7f]+")
-# fio's jobs, of one block size each, and their results.
-_JOB = regex(r"(?m)^([\w.-]+): \(g=\d+\):.*? bs=(?:\(R\) )?([\d.]+[kKMG]?i?B?)-\2[,/ ]")
-_RESULT = regex(r"(?m)^([\w.-]+): \(groupid=.*\n(?: +(?:read|write): IOPS=.*\n(?: +(?!read|write)[\w |].*\n)*)+")
 # 1536³ in reStructuredText and in HTML.
 # "12\,300" of LaTeX, and other narrow spaces.
 _THOUSANDS = regex(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
@@ -54,8 +51,6 @@ def repair(text: str) -> str:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
     if _PER_MILLION.search(text):
         text = re.sub(r"(?<=\d )per M(?=[\s.,;)]|$)", "per M tokens", text)
-    jobs = {m[1]: re.sub(r"(?<=\d)B$", " bytes", m[2]) for m in _JOB.finditer(text)} if "IOPS=" in text else {}
-    text = _RESULT.sub(lambda m: m[0].replace("IOPS=", f"bs={jobs[m[1]]}, IOPS=") if m[1] in jobs else m[0], text)
     text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
     # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.
     if len(_COMMA.findall(text)) > 2 and not _POINT.search(text):

@@ -45,8 +45,6 @@ _TIMES = {name: seconds for seconds, names in _SECONDS for name in names.split()
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
 # In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
-    ("items_per_s", r"(?P<day>[nµp]s/day)\b"),
-    ("s_per_item", r"(?P<hours>hours?/[nµp]s)\b"),
     ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps)\b"),
     ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS|ips|IPS)\b"),
     (
@@ -259,8 +257,6 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         low = high = {"g": 1.0, "kg": 1e3, "t": 1e6}[groups["mass"] or groups["mass_per"] or ""]
     elif groups.get("bpw"):  # bits a weight
         low = high = 0.125
-    elif groups.get("day") or groups.get("hours"):  # of simulated time
-        low = high = 3600.0 if kind == "s_per_item" else 1 / 86400
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 

@@ -25,7 +25,6 @@ _STEP = regex(
 )
 _NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
 _WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
-_OTHER_BITS = regex(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
 _ELSEWHERE = regex(r"(?i)offload|shard|fsdp|zero-\d|mmap")
 _SPENT = regex(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
@@ -40,10 +39,7 @@ _NO_DECODER = regex(
     r"(?:mlp|ffn)[ _](?:ratio|mult|expan)\w*|distill|draft"
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
-_CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
-_AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
 _OF_KV = regex(r"(?i)\bkv\b|keys and values|\bcache\b")
-_OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _PUE = regex(r"(?:pue|cooling)[^.\d]{0,30}\b(1\.\d+)")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s", "energy", "money", "tokens")
@@ -104,13 +100,6 @@ def _placed(text: str) -> tuple[bool, bool]:
     return bool(one), says(_ELSEWHERE, text)
 
 
-def _one_format(report: Report) -> bool:
-    """Whether all weights of a report are in one format, on one GPU, and all of them there."""
-    stated = report.everything.of
-    apart = len(stated("formats")) != 1 or max(stated("gpus"), default=1.0) > 1 or _placed(report.text)[1]
-    return not (apart or _OTHER_BITS.search(report.text))
-
-
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     """What FLOPs and bytes of weights may be, and by which share they may be off."""
     if q.kind == "flop" and row.only("flop"):
@@ -135,8 +124,6 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
     formats = facts(row.label).of("formats") if file and table else formats
-    if table and not formats and gpus in ((), (1.0,)) and _WEIGHTS.search(q.label) and _one_format(row.report):
-        formats = row.report.everything.of("formats")
     file = file if not table or any(BITS[f] > 8 for f in formats) else None
     if (
         q.kind == "bytes"
@@ -168,10 +155,10 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
     tokens = row.only("tokens") if q.kind == "bytes" and not pool else None
-    held = _OF_CACHE.search(q.label) if row.kind == "table" else (each or tokens) and _OF_KV.search(said)
+    held = row.kind != "table" and (each or tokens) and _OF_KV.search(said)
     sizes = _heads(row) if held else []
-    if not sizes or row.kind == "table":
-        return _cached(row, q, prod(sizes) * 2) if sizes and q.kind == "bytes" else None
+    if not sizes:
+        return None
     widths = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
     if len(widths) > 1:
         return None
@@ -194,31 +181,6 @@ def _heads(row: Row) -> list[float]:
     held = [{*row.facts.of(n)} or {*some, *of} or in_rows[n] for some, of, n in stated]
     other = re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text)
     return [] if other or any(len(some) != 1 for some in held) else [n for (n,) in held]
-
-
-def _cached(row: Row, q: Quantity, values: float) -> Term | None:
-    """The cache of a table's row of a context, for one or all of its sequences: counted as the other rows are."""
-
-    def made(r: Row) -> dict[tuple[str, int, float], float]:
-        named = r.bare | r.own | {t.label: t.value.mid for t in r.of("tokens")}
-        some = {name: n for name, n in named.items() if _CONTEXT.search(name)}
-        length, *more = {n for name, n in some.items() if "cache" in name} or {*some.values()} or {0.0}
-        counts = {"": 1.0} | {name: n for name, n in named.items() if name not in some and _AT_ONCE.search(name)}
-        wide = enumerate([BITS[f] / 8 for f in r.facts.of("formats")] or [2.0, 1.0])
-        keys = itertools.product(counts, wide, (1.0, *r.report.everything.of("gpus")))
-        return {} if more else {(c, i, n): values * w * counts[c] * length / n for c, (i, w), n in keys}
-
-    def keeps(r: Row) -> set[tuple[str, int, float]]:
-        x = r.figure(q.column, "bytes")
-        return {k for k, b in made(r).items() if x and (x.value.meets(b, 0.03) or x.value.meets(b / 1.0737, 0.01))}
-
-    rows = [r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column)]
-    others, own = [k for r in rows if (k := keeps(r))], made(row)
-    usual = set.intersection(*others) if others else {*own}
-    near = min((abs(math.log(b / q.value.mid)), b) for b in (*(own[k] for k in usual & own.keys() if own[k]), 1.0))[1]
-    if keeps(row) & usual or 2 * len(others) < len(rows) or not 0.1 < q.value.mid / near < 10:
-        return None
-    return Term("bytes", exact(near), f"2 · layers · KV heads · head dimension, {values:,.0f} values a token,", ())
 
 
 def spent(report: Report) -> Iterator[Finding]:

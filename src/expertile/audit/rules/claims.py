@@ -61,7 +61,6 @@ _PAUSES = [regex(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, "
 _COUNT = regex(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
 _LENGTH = regex(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
-_SHAPED = regex(r"(?i)(?!.*(?:tile|block|grid|warp|cluster|stride|pad))[^(\[]*[(\[](\d+(?:, ?\d+){2,4})[)\]]")
 
 
 def _bits(text: str) -> list[int]:
@@ -187,7 +186,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             continue
         body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
         runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
-        runs += _printed(report, row)
         known = {t.line for t, _ in runs}
         runs += [
             (t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item")) and t.line not in known
@@ -213,20 +211,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             above = above or before.get(r.line, [])
             for base, of in above:
                 yield from _unequal(q, (), (of, base.own | base.bare), (t, r.own | r.bare))
-
-
-def _printed(report: Report, row: Row) -> list[tuple[Quantity, dict[str, float]]]:
-    """The times of preformatted lines that differ in their figures alone, each with the sizes above it in its block."""
-    code = [r for r in report.lines_of_text if report.blocks[r.block].kind == "code" and abs(r.line - row.line) < 40]
-    timed = [(r, t, re.sub(r"[\d.,]+", "0", r.text)) for r in code if (t := r.only("time"))]
-    alike = [(r, t) for r, t, form in timed if [f for *_, f in timed].count(form) == 2]
-    held = [(t, {n: s.value for n in _WORK if (s := r.size(n)) and s.near}) for r, t in alike]
-    starts = [0, *(r.line for r, _ in alike)]
-    for (_, sizes), (r, _), start in zip(held, alike, starts, strict=False):  # "q,k,v: (8, 16, 8192, 128)"
-        above = (s.text for s in code if s.block == r.block and start < s.line < r.line)
-        if m := next(filter(None, map(_SHAPED.match, above)), None):
-            sizes["elements"] = float(prod(map(int, m[1].split(","))))
-    return held if len(held) == 2 else []
 
 
 def _off(q: Quantity, a: Quantity, b: Quantity) -> float:

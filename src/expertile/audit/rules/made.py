@@ -132,12 +132,6 @@ def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[
         parts = [s for s in found if s.kind == kind and s.cells.keys() >= targets.keys()]
         if 1 < len(parts) < 4:  # read and written, prompt and answer
             found.append(Source("", kind, {r: total_of([p.cells[r] for p in parts]) for r in targets}))
-    gpus = {r: of.value for r in targets if (of := grid.rows[r].size("gpus")) and of.near}
-    times = [s for s in found if s.kind == "time" and s.cells.keys() >= targets.keys()]
-    if len(times) == 1 and len(gpus) == len(targets) and not any(s.kind == "gpu*s" for s in found):
-        two = {r: (times[0].cells[r], count) for r, count in gpus.items()}
-        long = {r: replace(t, kind="gpu*s", value=t.value * n, text=f"{n:.0f} × {t.text}") for r, (t, n) in two.items()}
-        found.append(Source(f"GPUs × {times[0].name}", "gpu*s", long))
     work = {r: w for r in targets if (w := work_of(grid.rows[r])) is not None}
     if work and len(work) == len(targets):
         plain = all(w.named and w.also == PLAIN for w in work.values())

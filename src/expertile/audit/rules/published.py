@@ -5,19 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _WARP = 32
-# Warps, blocks and KiB of shared memory that a multiprocessor holds (CUDA C++ Programming Guide, "Compute
-# Capabilities"); of each block 1 KiB is the system's from 8.0 on.
-HOLDS = {
-    (7, 0): (64, 32, 96),
-    (7, 5): (32, 16, 64),
-    (8, 0): (64, 32, 164),
-    (8, 6): (48, 16, 100),
-    (8, 7): (48, 16, 164),
-    (8, 9): (48, 24, 100),
-    (9, 0): (64, 32, 228),
-    (10, 0): (64, 32, 228),
-    (12, 0): (48, 24, 100),
-}
+# Warps that a multiprocessor holds (CUDA C++ Programming Guide, "Compute Capabilities").
+HOLDS = {(7, 0): 64, (7, 5): 32, (8, 0): 64, (8, 6): 48, (8, 7): 48, (8, 9): 48, (9, 0): 64, (10, 0): 64, (12, 0): 48}
 _OPEN_LOOP = r"open.loop|poisson|rate.limit|think_?.?time|target rate"
 
 
@@ -123,7 +112,6 @@ FORMULAS = (
     Formula("intensity", "flop_per_byte = flop / dram_bytes", slack=0.02, reach="row"),
     # Parts are no more than the whole, nor a mean more than its root mean square, nor that more than the greatest.
     Formula("ratio", "hit_share = hits / (hits + misses) | hits / lookups", reach="block"),
-    Formula("ratio", "acceptance = accepted / proposed", reach="block"),
     Formula("order", "top_1 <= top_5", reach="block"),
     Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
@@ -143,10 +131,8 @@ FORMULAS = (
         unless=_OPEN_LOOP + r"|tokens?\b",
     ),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
-    # Energy and carbon.
+    # Energy.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
-    # Input and output; hosts.
-    Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
     Formula(
         "throughput", "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum", ASK
     ),

@@ -174,10 +174,6 @@ def _of_tables(
     text = f" {' '.join(words_of(row.clause(q)))} "
     typed_of = [*typed, *_PRICED] if _PER_THING.search(row.text) else typed
     made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed_of, text, heading)]
-    # Of one problem there may be a table for each format.
-    for (_, some), (_, others) in itertools.combinations(held if named else (), 2):
-        pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]
-        made += [max(x, 1 / x) for a, b in pairs if mid(a) and mid(b) for x in (mid(a) / mid(b),)]
     # Its own figures, and others of the text, may be compared with the rows and with each other.
     of_table = {r.line for g, _ in held for r in g.rows}
     near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30 and r.line not in of_table]

@@ -178,8 +178,6 @@ def _odd_row(
         return
     row, should = grid.body[odd[0]], middle * made[odd[0]].mid
     q, off = row.figure(target.column), (factors[odd[0]] / middle).mid
-    if q is None and (x := row.bare.get(target.name.lower())):  # of a log's line
-        q = Quantity("number", exact(x), f"{x:.0f}", target.name, row.line)
     known = timed and -1 - target.column in found
     if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return

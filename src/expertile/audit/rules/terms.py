@@ -228,13 +228,6 @@ def drafts(report: Report) -> bool:
     return says(_DRAFTED, report.text)
 
 
-def _files(row: Row) -> list[Quantity]:
-    """The sizes of the files of weights, each beside its name, of the one model that a table's row names."""
-    models = {q.value.mid for q in row.of("params")} if row.kind == "table" else set()
-    named = (r for r in row.report.lines_of_text if len(models) == 1 and r.of("bytes") and _FILE.search(r.text))
-    return [r.of("bytes")[0] for r in named if {*_models(r.text)} == models]
-
-
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
@@ -270,7 +263,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     ]
     formats = formats or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
-    held = [b for b in held if b in row.quantities] or held or _files(row)
+    held = [b for b in held if b in row.quantities] or held
     if len({b.value.mid for b in held}) == 1 and (every or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
     if n and len(formats) == 1:
