@@ -285,14 +285,6 @@ def test_one_unit_of_all_figures_is_that_of_the_tables_near_it(above, kind):
     assert {q.kind for row in report.grids[0].rows for q in row.quantities} == {kind}
 
 
-def test_a_short_row_of_a_list_table_is_filled_up():
-    text = (
-        ".. list-table::\n   :header-rows: 1\n\n   * - GPUs\n     - time (s)\n     - speed-up\n   * - 1\n     - 8.0\n"
-    )
-    (grid,) = Report(text + "   * - 2\n     - 4.0\n     - 2.0\n", "x.rst").grids
-    assert [len(row.quantities) for row in grid.rows] == [1, 2]
-
-
 @pytest.mark.parametrize(
     "text, has",
     [

@@ -53,10 +53,6 @@ GPU_HEADS = (
     "| x | img/s (1 GPU) | img/s (8 GPUs) | efficiency |\n|-|-|-|-|\n| a | 312 | 2341 | 93.8 % |\n"
     "| b | 289 | 1988 | 86.0 % |\n| c | 301 | 2119 | {} |\n| d | 335 | 2586 | 96.5 % |\n"
 )
-EPOCHS = (
-    "| model | epoch, s | epochs | total, h |\n|-|-|-|-|\n| a | 61 | 90 | 1.5 |\n| b | 137 | 300 | 11.4 |\n"
-    "| c | 93 | 300 | {} |\n| d | 228 | 300 | 19.0 |\n"
-)
 EPOCH_LOG = "".join(
     f"2026-05-07 2{n}:00:00 INFO epoch {n} start\n2026-05-07 2{n}:18:3{n} INFO epoch {n} train done in {took} s\n"
     for n, took in enumerate(("1110", "1111", "{}"))
@@ -68,7 +64,6 @@ CLIENTS = "Transactions\n```\n" + "".join(
 CASES = [
     # name, rule, wrong, right
     ("clients", "concurrency", CLIENTS.format("4.086"), CLIENTS.format("2.982")),
-    ("epochs", "time", EPOCHS.format("11.7"), EPOCHS.format("7.8")),
     (
         "efficiency",
         "ratio",
@@ -409,12 +404,6 @@ ASKED = [
     ("link", "An A100-PCIe in a x16 Gen4 slot.\n\nWith pinned buffers the upload sustains {} GB/s.\n", "43.7", "25.2"),
     ("decoding", "# One user, A100 80GB\n\nQwen-72B in INT8, batch size 1: {} tok/s.", "61", "24"),
     (
-        "steps",
-        "* 3 epochs, the last batch kept, so 520 optimizer steps per epoch\n* `max_steps` is {}\n",
-        "2,080",
-        "1,560",
-    ),
-    (
         "memory",
         "One RTX 4090, nothing offloaded to the host.\n\n| method | peak GiB |\n|-|-|\n| LoRA | 16.3 |\n"
         "| full | {} |\n",
@@ -485,15 +474,6 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
         ("order", "sort/2^20\n    time:   [{} µs 98.61 µs 98.83 µs]\n", "118.45", "98.45"),
         ("order", "  90.000%    8.12ms\n  99.000%   {}ms\n  99.900%   14.63ms\n  99.990%   21.40ms\n", "24.63", "9.46"),
         (
-            "ratio",
-            "       │ old.txt │ new.txt │\n       │ sec/op │ sec/op vs base │\n"
-            "A-8   412.5n ± 1%   388.0n ± 1%   -5.94% (p=0.000 n=10)\n"
-            "B-8   88.31µ ± 0%   61.90µ ± 1%  {}% (p=0.000 n=10)\n"
-            "C-8   3.305m ± 1%   3.218m ± 1%   -2.63% (p=0.000 n=10)\n",
-            "-39.91",
-            "-29.91",
-        ),
-        (
             "proportion",
             "| audio (s) | wall (s) | RTFx |\n|-|-|-|\n| 19452 | 62.1 | 313.2 |\n| 19230 | 63.4 | 303.3 |\n"
             "| 9420 | 31.8 | {} |\n| 19350 | 70.9 | 272.9 |\n",
@@ -563,19 +543,6 @@ RUNS = [(1, 2432, 21.05), (2, 4689, 10.92), (3, 4762, 13.61), (4, 7171, 7.14)]
             "| Context | 2.4\n| *Sum* | *{}*\n| Usable on the card | 79.0\n|===\n",
             "63.0",
             "53.0",
-        ),
-        (
-            "carbon",
-            "- energy with PUE: 186,352 kWh\n- grid intensity: 0.342 kg CO2e per kWh\n- emissions: {} t CO2e\n",
-            "74.0",
-            "63.7",
-        ),
-        (
-            "throughput",
-            "All with a time step of 2 fs.\n\n| system | ms/step | ns/day |\n|-|-|-|\n| A | 0.178 | 970.8 |\n"
-            "| B | 0.742 | {} |\n| C | 2.31 | 74.8 |\n",
-            "465.8",  # of 4 fs
-            "232.9",
         ),
         (
             "peak",
@@ -786,15 +753,6 @@ def test_links_are_not_counted_twice_where_the_bandwidth_is_a_gpus():
     )
     assert audit_text(text.format(" and GPU"), "nccl.txt").accusations == ()
     assert len(audit_text(text.format(""), "nccl.txt").accusations) == 1
-
-
-@pytest.mark.parametrize("shape", ["shape: batch=8 heads=16 seqlen={} dim=128", "inputs = (4, 12, {}, 64)"])
-def test_a_speed_up_of_two_printed_runs_of_unequal_lengths_is_asked_about(shape):
-    run = f"```\nattn-bench\n{shape}\nfwd   median {{}} ms   114.5 TFLOPS\n```\n"
-    text = f"Old:\n\n{run.format(4096, '9.60')}\nNew:\n\n{{}}\nSo the new one is 2.00x faster on my A100.\n"
-    assert audit_text(text.format(run.format(4096, "4.80")), "x.md").findings == ()
-    (asked,) = audit_text(text.format(run.format(2048, "4.80")), "x.md").findings
-    assert asked.rule == "equal work"
 
 
 @pytest.mark.parametrize(

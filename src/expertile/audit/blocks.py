@@ -1,6 +1,5 @@
 """What a report consists of, whatever its format: headings, text, tables; every part knows its lines."""
 
-import csv
 import itertools
 import re
 from dataclasses import dataclass, field, replace
@@ -17,14 +16,8 @@ _NUMERIC = regex(
     r"^[~<>(\[]*[-+−]?[\d.][\d.,]*(?:e[-+]?\d+)?\s*(?:[%x×)]|[kKMGTµumn]?[A-Za-z/]{0,8})?[)\]]?"
     r"(?: ?± ?[\d.]+| \([\d.,]+\))?$"
 )
-_COUNTER = regex(
-    r"\s*([\d.,]+)(?: \+- [\d.]+)? +(?:(msec|seconds|ns|Joules) +)?([a-z][\w.:/ -]*?) *"
-    r"(?:# +([\d.,]+) *([^\d\s][^(]*?))? *(?:\([-+\d. %]+\))? *"
-)
 # Of LaTeX's tables: the end of a row, and lines that are none.
 _END, _LATEX_RULE = regex(r"\\\\.*$"), regex(r"\s*\\(?:[a-z]*(?:rule|line)|multicolumn\{\d+\}(?!.*&))|\s*$")
-_EACH = {"sec/op": "s", "B/s": "B/s", "B/op": "bytes", "allocs/op": "allocs"}  # of benchstat
-_PREFIX = regex(r"(?<=\d)([nµm]|[KMGT]i?)$")
 # "[ 40,  42)" is one cell.
 _INTERVAL = regex(r"([\[(]) *([\w.+-]+), +([\w.+-]+)([\])])(?=\s)")
 _TOTAL = regex(r"(?i)\W*(?:total|sum|mean|average|overall|geomean)\b(?=.*\d)")
@@ -93,32 +86,13 @@ def split_code(lines: list[Line]) -> list[Block]:
     blocks: list[Block] = []
     i = 0
     while i < len(lines):
-        readers = (_directive, _asciidoc, _counters, _benchstat, _dashed, _separated, _matrix, _aligned)
+        readers = (_asciidoc, _dashed, _separated, _matrix, _aligned)
         table, used = next(filter(None, (read(lines, i) for read in readers)), (None, 1))
         if table or not blocks or blocks[-1].table:
             blocks.append(Block("code", table=table))
         blocks[-1].lines += [] if table else [lines[i]]
         i += used
     return [b for b in blocks if b.table or b.text.strip()]
-
-
-def _directive(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    """A csv-table or list-table of reStructuredText."""
-    kind = re.match(r"( *)\.\. (csv|list)-table::", lines[i].text)
-    if not kind:
-        return None
-    body = list(itertools.takewhile(lambda n: not n.text.strip() or n.text.startswith(kind[1] + " "), lines[i + 1 :]))
-    rows: list[list[tuple[int, str]]] = []
-    for line in body:
-        header = re.match(r"\s*:header: *(.*)", line.text)
-        item = re.match(r"\s*(\*)? *- ?(.*)", line.text)
-        if kind[2] == "csv" and (header or (line.text.strip() and not re.match(r"\s*:", line.text))):
-            cells = next(csv.reader([header[1] if header else line.text.strip()], skipinitialspace=True))
-            rows.append([(line.number, c.strip()) for c in cells])
-        elif kind[2] == "list" and item:
-            rows += [[]] if item[1] or not rows else []
-            rows[-1].append((line.number, item[2].strip()))
-    return (_of_cells(rows), len(body) + 1) if len(rows) > 1 else None
 
 
 def _asciidoc(lines: list[Line], i: int) -> tuple[Table, int] | None:
@@ -135,37 +109,6 @@ def _asciidoc(lines: list[Line], i: int) -> tuple[Table, int] | None:
     if len(rows) < 2 or columns < 2:
         return None
     return _of_cells(rows), len(below) + 2
-
-
-def _counters(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    """The counters of perf stat, each with what it makes of it ("… cycles # 3.7 GHz"), as one row."""
-    below = list(itertools.takewhile(lambda line: not line.text.strip() or _COUNTER.fullmatch(line.text), lines[i:]))
-    found = [(line.number, m) for line in below if (m := _COUNTER.fullmatch(line.text))]
-    if len(found) < 3 or not lines[i].text.strip() or not any(m[4] for _, m in found):
-        return None
-    named = [(n, f"{m[3]} ({m[2]})" if m[2] else m[3], m[1]) for n, m in found]
-    named += [(n, m[5], m[4]) for n, m in found if m[4]]
-    return _of_cells([[(n, name) for n, name, _ in named], [(n, value) for n, _, value in named]]), len(below)
-
-
-def _benchstat(lines: list[Line], i: int) -> tuple[Table, int] | None:
-    """Columns of one unit, with prefixes and without their unit, and what each is against the first."""
-    if len(lines) < i + 3:
-        return None
-    above, units = (re.sub(r"[│\s]+", " ", line.text).replace("vs base", "change").split() for line in lines[i : i + 2])
-    unit = _EACH.get(units[0]) if units else None
-    if unit is None or {*units} > {units[0], "change"}:
-        return None
-    names = iter(above[-units.count(units[0]) :])
-    header = ["name", *("vs base" if u == "change" else f"{next(names, '')} ({unit})" for u in units)]
-    each = "B" if unit == "bytes" else unit
-    rows: list[tuple[int, list[str]]] = []
-    for line in lines[i + 2 :]:
-        cells = re.sub(r"\([^()]*\)|± *\S+|[¹²³⁴-⁹]", " ", line.text).split()
-        if len(cells) != len(header) or not is_numeric(cells[1].rstrip("i")):
-            break
-        rows.append((line.number, [re.sub(r"^~$", "", _PREFIX.sub(rf" \1{each}", cell)) for cell in cells]))
-    return (table_of(header, rows, lines[i].number), len(rows) + 2) if rows else None
 
 
 def _of_cells(rows: list[list[tuple[int, str]]]) -> Table:
@@ -295,13 +238,14 @@ def _aligned(lines: list[Line], i: int) -> tuple[Table, int] | None:
         used, end, between = 1, 1, False
         # "(B) (us) (GB/s)" below the names of nccl-tests are their units, each under the end of its name.
         below = lines[i + 1].text.lstrip("# ").strip() if i + 1 < len(lines) else ""
-        if below and not re.sub(r"\([^()]*\)|\s", "", below):
+        pieces = [*re.finditer(r"\([^()]*\)|\[[^\[\]]*\]|\S+(?: \S+)*", lines[i + 1].text)] if below else []
+        if len([m for m in pieces if m[0][0] in "(["]) > len(pieces) / 2 and not any(is_numeric(m[0]) for m in pieces):
             used, at, ends = 2, 0, list[int]()
             for name in header:
                 at = lines[i].text.index(name, at) + len(name)
                 ends.append(at)
-            for c, m in enumerate(units := list(re.finditer(r"\([^()]*\)", lines[i + 1].text))):
-                at = c if len(units) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
+            for c, m in enumerate(pieces):
+                at = c if len(pieces) == len(ends) else min(range(len(ends)), key=lambda c: abs(ends[c] - m.end()))
                 header[at] += f" {m[0]}"
         for line in lines[i + used :]:
             text = _INTERVAL.sub(r"\1\2,\3\4", re.sub(r"\( +", "(", line.text.strip()))

@@ -9,13 +9,10 @@ from expertile.audit.pattern import regex
 from expertile.audit.report import Report
 from expertile.audit.rules import (
     amounts,
-    capacity,
     claims,
     clock,
     equations,
     formulas,
-    headlines,
-    laws,
     limits,
     peaks,
     retold,
@@ -30,34 +27,11 @@ from expertile.audit.rules import (
 from expertile.device import Device
 
 RULES = (
-    *(
-        limits.above,
-        shares.shares,
-        shares.sparse_peaks,
-        peaks.limits,
-        peaks.rings,
-        peaks.slips,
-        tables.columns,
-        tables.proportions,
-        laws.laws,
-    ),
-    *(tables.slips, solve.rows, amounts.counted, amounts.spent),
-    *(told.ratios, retold.retold, headlines.changes, totals.totals, totals.orders),
-    *(statistics.related, statistics.summaries),
-    *(
-        clock.clocks,
-        clock.steps,
-        stated.stated,
-        equations.equations,
-        equations.conversions,
-        formulas.formulas,
-        capacity.held,
-        capacity.weights,
-        capacity.trained,
-    ),
-    *(capacity.sped_up, capacity.counted),
-    *(claims.compression, claims.equal_work, claims.unequal_work, claims.ranges, claims.failed_checks),
-    *(claims.attention_share, totals.shared),
+    *(limits.above, shares.shares, shares.sparse_peaks, peaks.limits, tables.columns, tables.proportions),
+    *(solve.rows, amounts.counted, amounts.spent, told.ratios, retold.retold, totals.totals, totals.orders),
+    *(statistics.related, statistics.summaries, clock.elapsed, clock.steps, stated.stated),
+    *(equations.equations, equations.conversions, formulas.formulas, limits.held),
+    *(claims.compression, claims.equal_work, claims.unequal_work, totals.shared),
 )
 _HEDGED = regex(
     r"(?i)~|≈|\b(?:approx|up to|estimat|simulat|project(?:ed|ion)|effective|expect|predict|about|roughly|around|nearly|"
@@ -65,8 +39,8 @@ _HEDGED = regex(
 )
 # What a text says that knows of figures above a limit: they are of a cache, of products left out, somebody else's.
 _EXPLAINED = regex(
-    r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth|roof)|apparent|"
-    r"sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|"
+    r"(?i)(?:above|beyond|exceed\w*|more than|(?:times|x) the) (?:\w+ ){0,6}(?:peak|limit|bandwidth(?! of the \w*\d)|"
+    r"roof)|apparent|sparsity|\b2:4\b|counted as if|winograd|strassen|(?:if|when) (?:you|we|one) counts? |(?:as if|"
     r"equivalent to) dense|infinity cache|cache-resident|(?:in|from|fits?|sits?) (?:the |its |in )*(?:l2|cache)|"
     r"(?:do not|don't|never) quote|nothing to do with|lying|overclock"
 )
@@ -162,11 +136,14 @@ def _causes(found: list[Finding]) -> list[Finding]:
         figures = {(f.line, part) for part in f.quote.split(", ")}
         # A time under the bound and a rate above the peak, side by side, are one cause.
         same = f.rule == "bound" and any(k.rule == "peak" and abs(k.line - f.line) <= 6 for k in kept)
-        same |= f.rule == "total" and any(k.line in f.lines for k in kept)
+        # What a wrong row adds up to; not of many rows, nor of the ratios beside a wrong rate.
+        ratio = f.quote[-1:] in ("x", "×")
+        total = f.rule == "total" and len(f.lines) < 9
+        same |= total and any(k.line in f.lines and not (ratio and k.rule == "rate") for k in kept)
         same |= f.rule == "arithmetic" and any(k.line == f.line and k.quote.split(", ")[0] in f.quote for k in kept)
         same |= f.verdict == QUESTION and any(k.line == f.line and k.verdict != QUESTION for k in kept)
         same |= any({*k.quote.split(", ")} == {*f.quote.split(", ")} and k.all_lines == f.all_lines for k in kept)
-        same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept)
+        same |= f.rule == "proportion" and any({*f.all_lines} & {*k.all_lines} for k in kept if k.rule != "total")
         # What a row's accused figure makes follows from it.
         made = f.message.partition(" is ")[0].split()
         same |= any(k.line == f.line and k.verdict == f.verdict and k.quote in made for k in kept)

@@ -1,12 +1,13 @@
 """Facts of a set-up in a line of text: sizes, format, GPU, how many of them."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from expertile.audit.pattern import regex
-from expertile.device import find_in_text
+from expertile.device import Device, find_in_text
 
 _NAMES = {
     "m": r"M|m",
@@ -26,7 +27,7 @@ _NAMES = {
     "out_len": r"(?i:(?:--)?(?:random[_-])?(?:output|gen)[ _-]len(?:gth)?|osl|max[_-]new[_-]tokens)",
     "kv_heads": r"(?i:(?:num|n)_(?:key_value|kv)_heads|h_?kv|kv[ _]heads)",
     "prompts": r"(?i:(?:--)?num[-_](?:prompts|requests))",
-    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|total|#)?[ _]?(?:gpus|devices|ranks)(?:_total)?|"
+    "gpus": r"(?<!\d )(?<!all )(?i:(?:num|n|number of|total|#)?[ _]?(?:gpus|devices|ranks|chips)(?:_total)?|"
     r"(?:gpu|device)[ _]count|world[ _]size|tp|tensor[ _-]parallel)",
     "accum": r"(?i:(?:grad(?:ient)?[ _-]?)?accum(?:ulation)?(?:[ _-]?steps)?)",
     "layers": r"(?i:(?:num|n|number of)[ _](?:hidden[ _])?layers|n_?layers?|layers)",
@@ -44,7 +45,7 @@ _KEYED = {
     name: regex(
         rf"(?<![\w.*×·])(?<!\w-)(?<![a-z] [x×*·] )(?:{form})"
         rf"(?:(?:\s*\([A-Za-z_.,& ]+\))?\s*(?:[:=]|==|\bof\b|\bis\b)\s*\(?"
-        rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d|/[A-Z]\b)"
+        rf"{_SPACE.get(name, '')})(?P<v>{_INT})(?!\s*[x×*=/]\s*\d|:\d|/[A-Z]\b){'(?! tokens)' * (name == 'batch')}"
     )
     for name, form in _NAMES.items()
 }
@@ -280,3 +281,10 @@ def of_rows(name: str, cell: str) -> tuple[str, str]:
     """A column of rows, beside those of N and K, is M: "8192 (4 x 2048)"."""
     rows = re.search(r"(?i)\brows|\btokens", name)
     return ("M", re.sub(r"^(\d[\d,]*)(?: ?\(|, ).*", r"\1", cell)) if rows else (name, cell)
+
+
+def one_variant(named: tuple[Device, ...], above: Iterable[Device], text: str) -> tuple[Device, ...]:
+    """GPUs and those of the headings above: "H100" in a title is the "H100 PCIe" of the text below."""
+    known = {d.name.partition("PCIe")[0].split()[-1] for d in named if "PCIe" in d.name}
+    other = re.search(r"(?i)sxm|hbm3|nvl|nvlink", text)
+    return tuple(dict.fromkeys((*named, *(d for d in above if other or not known & {*d.name.split()}))))

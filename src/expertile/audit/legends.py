@@ -13,6 +13,7 @@ from expertile.audit.units import RATES, TIMES, Unit, match_unit, unit_of_name
 _ALL_IN = regex(
     r"(?im)^\W*(?=(?:milli|micro)?seconds (?:for|per|of) )|"
     r"(?<=[.;] )(?=(?:[mµu]s|seconds) per [a-z]+, )|^[\w .-]{3,60} \((?=[A-Za-zµ/]{1,9}\):$)|"
+    r"^\W*table\b[^\n]{3,50}, (?=[A-Za-zµ]+/s, )|"
     r"\b(?:all|both|rates?|bandwidths?|times?|timings?|latenc\w+|values?|numbers|figures|results?|units?|memory|sizes?|"
     r"throughputs?)\b(?: of [\w ]{1,16})?"
     r"[\"'`]*(?: (?:are|is|were|given|shown|measured|reported))*(?: in | ?[:=] *[\"']?)"
@@ -67,11 +68,14 @@ def _with_unit(table: Table, units: dict[Unit, str]) -> Table:
     ((unit, name),) = units.items()
     known = [unit_of_name(clean(h)) for h in table.header]
     header = list(table.header)
-    if any(u and (u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES}) for u in known):
+    peaks = [bool(re.search(r"(?i)peak|theor", h)) and u == unit for h, u in zip(table.header, known, strict=True)]
+    others = [u for u, peak in zip(known, peaks, strict=True) if u and not peak]
+    if any(u.kind == unit.kind or {u.kind, unit.kind} < {*TIMES} for u in others):
         return table
     for c, h in enumerate(header):
         cells = [clean(cells[c]) for _, cells in table.rows if cells[c].strip()]
         measured = sum(bool(re.match(r"\d[\d,]*\.\d", cell) or _odd(cell)) for cell in cells) * 2 > len(cells)
+        measured |= any(peaks) and all(re.fullmatch(r"\d{1,3}(?:,\d{3})+", cell) for cell in cells)
         if measured and not (known[c] or size_of_name(h) or RATIO.search(h) or _NO_MEASURE.search(clean(h))):
             header[c] = f"{h} ({name})"
     return replace(table, header=tuple(header))

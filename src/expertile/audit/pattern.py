@@ -30,5 +30,9 @@ _OFF = regex(  # "X: off", "X is not used"
 
 def says(form: "re.Pattern[str]", text: str) -> bool:
     """Whether a text has something of a form and does not deny it."""
-    found = form.finditer(text)
-    return any(not (_NO.search(text[max(0, m.start() - 80) : m.start()]) or _OFF.match(text, m.end())) for m in found)
+    return any(not denied(m, text) for m in form.finditer(text))
+
+
+def denied(m: "re.Match[str]", text: str) -> bool:
+    """Whether a text denies what it says there."""
+    return bool(_NO.search(text[max(0, m.start() - 80) : m.start()]) or _OFF.match(text, m.end()))

@@ -142,6 +142,10 @@ class Quantity:
         return f"{self.label} {re.split(r'(?<![a-z])[0-9]', self.after)[0]}".lower()
 
 
+_PARTED = regex(
+    r"(?<![\d.,] )(?<![\w.,])[1-9]\d{0,2}(?: \d{3}){2,}(?= (?:tokens|param|samples|images|sequences|bytes)\b)"
+)
+_LEADING = regex(r"(?<=\d h )0(?=\d ?m(?:in)?\b)|(?<=\dh)0(?=\d ?m(?:in)?\b)")  # "2 h 04 min"
 _THOUSAND = regex(r"(?<=\d) thousand (?=(?:\w+ )?tokens?\b)")
 
 
@@ -153,6 +157,7 @@ def clean(text: str) -> str:
         text = re.sub(r" +", " ", text)
     text = _ONE_OF.sub("1.00 ", text) if any(map(text.__contains__, _SPANS)) else text
     text = _THOUSAND.sub("k ", text) if " thousand " in text else text
+    text = _PARTED.sub(lambda m: m[0].replace(" ", ""), _LEADING.sub("", text))
     if text.count(":") > 1:
         text = _CLOCK.sub(lambda m: f"{m[1]}{3600 * int(m[2]) + 60 * int(m[3]) + float(m[4]):.2f} s", text)
     if "ercentile" in text or "p(" in text:

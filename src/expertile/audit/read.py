@@ -18,15 +18,14 @@ from expertile.audit.pattern import regex
 from expertile.audit.quantity import clean
 
 _FOREIGN = regex(r"[^\x00-\x7f]+")
-# fio's jobs, of one block size each, and their results.
-_JOB = regex(r"(?m)^([\w.-]+): \(g=\d+\):.*? bs=(?:\(R\) )?([\d.]+[kKMG]?i?B?)-\2[,/ ]")
-_RESULT = regex(r"(?m)^([\w.-]+): \(groupid=.*\n(?: +(?:read|write): IOPS=.*\n(?: +(?!read|write)[\w |].*\n)*)+")
 # 1536³ in reStructuredText and in HTML.
 # "12\,300" of LaTeX, and other narrow spaces.
 _THOUSANDS = regex(r"(?<=\d)(?:\\,|[\u2009\u202f\u00a0])(?=\d{3}(?!\d))")
 _RAISED = regex(r"(?<=\d)(?:(?:\\ )?:sup:`(-?\d+)`|<sup>(-?\d+)</sup>)")
 _COMMA = regex(r"(?<![\d.,])\d{1,3}(?:\.\d{3})*,\d{1,2}(?![\d,])(?= ?[^\W\d_]|[ ]?%)")
 _ANY_COMMA = regex(_COMMA.pattern + r"|(?<![\d.,])\d{1,3},\d{1,2}(?= *(?:[|&×]|</t[dh]>))")  # those of a cell too
+_LONG_COMMA = regex(r"(?m)(?<![\d.,])\d{1,3},\d{3,}(?= *[|;]|$)")  # "0,0224"
+_DOTTED, _CELL = regex(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?!\d|[.,]\d)"), regex(r"[|;] *(\d+\.\d+) *(?=[|;])")
 _POINT = regex(r"(?<![\d.,])\d+\.\d{1,2}(?![\d.])(?= ?(?:[KMGT]?i?B|[mµn]?s\b|%|x\b|T?FLOP))")
 _ENDS = "markdown md, html htm, csv tsv, json jsonl ndjson ipynb, yaml yml, log out rst"
 _KINDS = {end: ends.split()[0] for ends in _ENDS.split(", ") for end in ends.split()}
@@ -52,17 +51,22 @@ def repair(text: str) -> str:
         text = re.sub(r"(?i)\btps\b", "transactions/s", text)
     if _PER_MILLION.search(text):
         text = re.sub(r"(?<=\d )per M(?=[\s.,;)]|$)", "per M tokens", text)
-    jobs = {m[1]: re.sub(r"(?<=\d)B$", " bytes", m[2]) for m in _JOB.finditer(text)} if "IOPS=" in text else {}
-    text = _RESULT.sub(lambda m: m[0].replace("IOPS=", f"bs={jobs[m[1]]}, IOPS=") if m[1] in jobs else m[0], text)
     text = _RAISED.sub(lambda m: f"^{m[1] or m[2]}", _THOUSANDS.sub("", text))
     # German and French decimals ("3,1 s", "1.234,5"), where the text has no English ones.
     if len(_COMMA.findall(text)) > 2 and not _POINT.search(text):
-        text = _ANY_COMMA.sub(lambda m: m[0].translate(str.maketrans(".,", ",.")), text)
+        # Where all points of a table part thousands ("1.024"), so do all others.
+        if _CELL.search(text) and all(map(_DOTTED.fullmatch, _CELL.findall(text))):
+            text = _LONG_COMMA.sub(_english, _DOTTED.sub(lambda m: m[0].replace(".", ""), text))
+        text = _ANY_COMMA.sub(_english, text)
     runs = _FOREIGN.findall(text)
     for charset in ("mac_roman", "cp1252", "latin-1"):
         if runs and sum(_decoded(run, charset) != run for run in runs) >= 0.8 * len(runs):
             return _FOREIGN.sub(lambda m, c=charset: _decoded(m[0], c), text)  # type: ignore[misc]
     return text
+
+
+def _english(m: re.Match[str]) -> str:
+    return m[0].translate(str.maketrans(".,", ",."))
 
 
 def _decoded(run: str, charset: str) -> str:

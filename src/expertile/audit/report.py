@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from expertile.audit.blocks import Block, Table, block_facts, is_numeric, sections_of, turned, valued
-from expertile.audit.facts import Facts, facts, of_rows, seconds, size_of_name
+from expertile.audit.facts import Facts, facts, of_rows, one_variant, seconds, size_of_name
 from expertile.audit.legends import with_units
 from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity, clean, named, quantities
@@ -172,7 +172,7 @@ class Row:
             return () if other else report.everything.of("devices")
         # A paragraph may speak of another part than its headings.
         heads = () if self.facts.of("devices") else (report.facts[b].of("devices") for b in report.sections[self.block])
-        return tuple(dict.fromkeys((*found, *itertools.chain(*heads))))
+        return one_variant(tuple(found), itertools.chain(*heads), report.text)
 
     @lru_cache(1 << 13)  # noqa: B019
     def stated(self, what: str) -> tuple[Any, ...]:
@@ -193,16 +193,15 @@ class Row:
         blocks = self.report.blocks
         of = blocks[self.block]
         own = [clean(n.text) for n in of.lines if self.line - 8 <= n.number < self.line or of.kind == "prose"]
-        above = blocks[self.block - 1] if self.block else None
-        lead = above.lines[-8:] if above and above.kind != "list" else []
+        lead = blocks[self.block - 1].lines[-8:] if self.block and blocks[self.block - 1].kind != "list" else []
         return " ".join([*(clean(line.text) for line in lead), *own])
 
     @cached_property
     def words(self) -> str:
         """Lower-case words of the row, of its headings, and of the lines and tables' heads that lead to it."""
         blocks = [self.report.blocks[b] for b in self.above if self.is_near(b)]
-        parts = [self.text, self.headings, *(" ".join(b.table.header) if b.table else b.text for b in blocks)]
-        return "\n".join(map(clean, parts)).lower()
+        near = (" ".join(b.table.header) if b.table else b.text for b in blocks)
+        return "\n".join(map(clean, (self.text, self.headings, *near))).lower()
 
 
 @dataclass(eq=False)
@@ -367,7 +366,8 @@ def _rows(index: int, table: Table) -> tuple[list[Row], tuple[str, ...]]:
             if plain and not plain[2] and unit.kind in ("number", "other", "items", "params"):
                 row.bare[name.strip().lower()] = float(plain[1].replace(",", ""))
             elif argument := _ARGUMENT.search(cell):
-                row.bare[f"{name.strip().lower()} /"] = float(argument[1] or argument[2])
+                row.bare[f"{name.strip().lower()} /"] = of = float(argument[1] or argument[2])
+                row.own |= {size: of} if size else {}
             if size and plain and unit.kind in ("number", "other"):
                 row.own.setdefault(size, float(plain[1].replace(",", "")) * (1024 if plain[2] else 1))  # GPUs, then TP
                 continue

@@ -23,7 +23,7 @@ _TEN = {"": 1.0, "b": 1e9, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15, "
 _TOKEN = r"(?:tokens?|toks?|tkns?|tk|words?)"
 _WHICH = r"(?:input|output|prompt|generated|new|total|completion|training|decoded)"
 _NOUNS = (
-    ("sample", r"images?|imgs?|samples?|frames?|examples?|sentences?|records?|rows?"),
+    ("sample", r"images?|imgs?|bilder|samples?|frames?|examples?|sentences?|records?|rows?"),
     ("request", r"requests?|reqs?|queries|query|prompts?|sequences?|seqs?"),
     ("element", r"keys|particles|pixels"),
     ("step", r"iterations?|iters?|its?|steps?|batch(?:es)?"),
@@ -45,8 +45,6 @@ _TIMES = {name: seconds for seconds, names in _SECONDS for name in names.split()
 _TIME = "|".join(sorted(_TIMES, key=len, reverse=True))
 # In order: the first that matches wins, so the longer forms stand first. Groups: p prefix, bin "i", b byte or bit.
 _FORMS: tuple[tuple[str, str], ...] = (
-    ("items_per_s", r"(?P<day>[nµp]s/day)\b"),
-    ("s_per_item", r"(?P<hours>hours?/[nµp]s)\b"),
     ("tokens_per_s", r"(?P<p>[kKM])? ?(?:t/s|TPS|tps)\b"),
     ("items_per_s", r"(?P<p>[kKM])? ?(?:fps|FPS|qps|QPS|rps|RPS|ips|IPS)\b"),
     (
@@ -93,7 +91,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (
         "ratio",
         rf"[x×X](?![\w(])(?! ?(?:\d|{_NOT_RATIO}))|"
-        r"times (?=faster|slower|higher|lower|more|less|fewer|the |as (?:fast|much|many|high|slow))|"
+        r"times (?=faster|slower|higher|lower|longer|shorter|more|less|fewer|the |as (?:fast|much|many|high|slow))|"
         r"-?fold\b(?!,? ?(?:cross|valid|cv|avg|mean|split|train))",
     ),
 )
@@ -142,7 +140,8 @@ _MEANT = tuple(
         (r"(?:(?:benchmark|total) )?(?:duration|elapsed(?: time)?)$", "s"),
         (r"\W*(?:(?:%|percent|pct) of\b|percentage$)", "%"),
         (r"(?:flops?|ops?) per b(?:yte)?$", "FLOP/B"),
-        (r".*\boutput throughput$", "tokens/s"),
+        (r".*\boutput throughput$|avg ts$", "tokens/s"),  # of llama-bench
+        (r"model size$", "bytes"),
         (r".*\b(request|token|image|sample)s? throughput$", r"\1s/s"),
         (r".*\b(?:size|length|message|msg|data)\b.*\(B\)$", "bytes"),
     )
@@ -258,8 +257,6 @@ def _unit(kind: str, groups: dict[str, str | None]) -> Unit:
         low = high = {"g": 1.0, "kg": 1e3, "t": 1e6}[groups["mass"] or groups["mass_per"] or ""]
     elif groups.get("bpw"):  # bits a weight
         low = high = 0.125
-    elif groups.get("day") or groups.get("hours"):  # of simulated time
-        low = high = 3600.0 if kind == "s_per_item" else 1 / 86400
     return Unit(kind, low, high, False, _noun(groups.get("noun") or "") if groups.get("noun") else "")
 
 
@@ -277,6 +274,7 @@ def unit_of_name(name: str) -> Unit | None:
     """The unit that a column's or key's name states: "Latency (ms)", "time_us", "TFLOPS", "GB/s [read]"."""
     if re.fullmatch(r"(?i)\W*mins?\W*", name):
         return None  # the least
+    name = re.sub(r"(?<=[a-z])([ _])pro[ _](?=[A-Z])", r"\1per\1", name)  # "Bilder_pro_Joule"
     last = name.rpartition(" ")[2]
     if last != name and "_" in last and (inner_unit := unit_of_name(last)):  # of a record within a record
         return inner_unit

@@ -25,7 +25,6 @@ _STEP = regex(
 )
 _NO_WEIGHTS = regex(r"(?i)kv|cache|per (?:gpu|layer|dev)|/gpu|moe|active|gradient|optimizer|activation|lora|shard")
 _WEIGHTS = regex(r"(?i)\bweights?\b|\bmodel size\b|checkpoint")
-_OTHER_BITS = regex(r"\bi?q[2356]|\bexl2|\bbpw\b|\b[1-3](?:\.\d+)?[ -]?bits?\b|prun|spars|distill|\bdraft")
 _ELSEWHERE = regex(r"(?i)offload|shard|fsdp|zero-\d|mmap")
 _SPENT = regex(
     r"(?i)\b(?:in all|total|used|took|consumed|spent|paid|charged|billed|costs?|c[ao]mes? to|bill|energy|needed)\b"
@@ -40,12 +39,7 @@ _NO_DECODER = regex(
     r"(?:mlp|ffn)[ _](?:ratio|mult|expan)\w*|distill|draft"
 )
 _PARAMETERS = regex(r"(?i)^(?!.*(?:decay|train|activ|\bnon|\bper\b|each|layer|embed|head|frozen)).*\bparam")
-_CONTEXT = regex(r"(?i)context|tokens|\bseq(?:_?len\w*|uence length)?$|length|model_len")
-_OF_POOL = regex(r"(?i)\b(?:pool|kv|cache|budget)\b")
-_POOL = regex(r"(?i)\b(?:left|free|remain\w*|room|budget|pool)\b.*\b(?:kv|cache)\b|\b(?:kv|cache) (?:pool|budget)\b")
-_AT_ONCE = regex(r"(?i)seq\w*s|request|user|batch|concurren|stream")
 _OF_KV = regex(r"(?i)\bkv\b|keys and values|\bcache\b")
-_OF_CACHE = regex(r"(?i)(?<![a-z])(?:kv|cache)(?![a-z])")
 _HEADS = ("layers", "kv_heads", "head_dim")
 _PUE = regex(r"(?:pue|cooling)[^.\d]{0,30}\b(1\.\d+)")
 _OF_RUNS = ("time", "power", "gpu*s", "$/gpu*s", "$/s", "energy", "money", "tokens")
@@ -88,10 +82,6 @@ def counted(report: Report) -> Iterator[Finding]:
                     take = f"are {si(t.value.mid, 'FLOP')}" if rule == "work" else f"take {si(t.value.mid, 'B')}"
                     message = f"{t.text} {take}, not {q.text}: of which sizes is it?"
                     yield finding(QUESTION, rule, message, q, lines=t.lines)
-        n, each = row.only("tokens"), row.only("B/token") if _OF_CACHE.search(row.text) else None
-        if n and each and n.exact and each.exact:
-            yield from _pooled(report, n, each)
-        yield from _at_once(row)
         stepped = row.kind != "table" and len(sizes) > 2 and of("batch")
         for q in row.of(*(("tokens", "token/item") if of("seq") else ("items",))) if stepped else ():
             if not _STEP.search(row.text if row.kind == "line" else row.report.lines[q.line - 1]):
@@ -103,41 +93,11 @@ def counted(report: Report) -> Iterator[Finding]:
                 yield finding(QUESTION, "product", f"{text}, not {q.text}: which sizes make it?", q)
 
 
-def _pooled(report: Report, n: Quantity, each: Quantity) -> Iterator[Finding]:
-    """So many tokens of so many bytes are some amount that the report states, on one GPU or on all."""
-    counts, made = (1.0, *report.everything.of("gpus")), n.value * each.value
-    held = [(b, b.plain * g) for r in report.all_rows for b in r.of("bytes") if b.value.mid for g in counts]
-    pools = [(b, x) for b, x in held if _OF_POOL.search(f"{b.label} {b.after}")]
-    b, x = min(pools, key=lambda of: abs(math.log(made.mid / of[1].mid)), default=(n, made * 9.0))
-    if 0.3 < x.mid / made.mid < 3 and not any(made.meets(y * f, 0.02) for _, y in held for f in (1.0, 1.0737)):
-        message = f"{n.text} of {each.text} take {si(made.mid, 'B')}, not {si(x.mid, 'B')}: do they fit in it?"
-        yield finding(QUESTION, "memory", message, n, b)
-
-
-def _at_once(row: Row) -> Iterator[Finding]:
-    """A table's "19 sequences" of "10.7 GB per sequence", beside the one pool that the text states for a cache."""
-    b = row.only("bytes") if row.kind == "table" else None
-    if b and re.search(r"(?i)(?:\b(?:per|each|an?)\b|/) ?(?:seq|req|user|stream|session)", b.label):
-        said = [x for r in row.report.lines_of_text for x in r.of("bytes") if _POOL.search(f"{x.label} {x.after}")]
-        for n in (n for n in row.of("number", "items") if _AT_ONCE.search(n.label) and len(said) == 1):
-            same = facts(n.label).of("formats") in ((), facts(b.label).of("formats"))
-            message = f"{n.text} times {b.text} is more than {said[0].text}: do they fit in it?"
-            if same and 1.04 < (n.value * b.value / said[0].value).lo < 4:
-                yield finding(QUESTION, "memory", message, n, said[0])
-
-
 @lru_cache(maxsize=8)
 def _placed(text: str) -> tuple[bool, bool]:
     """Whether a report is of one GPU, and whether something may lie elsewhere than in its memory."""
     one = re.search(r"(?i)\b(?:single|one) (?:gpu|[\w-]*\d{2,4})", text)
     return bool(one), says(_ELSEWHERE, text)
-
-
-def _one_format(report: Report) -> bool:
-    """Whether all weights of a report are in one format, on one GPU, and all of them there."""
-    stated = report.everything.of
-    apart = len(stated("formats")) != 1 or max(stated("gpus"), default=1.0) > 1 or _placed(report.text)[1]
-    return not (apart or _OTHER_BITS.search(report.text))
 
 
 def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
@@ -164,8 +124,6 @@ def _amounts(row: Row, q: Quantity) -> Iterator[tuple[Term | None, float, str]]:
     if re.search(r"(?i)\b(?:fp\d+|int\d+|bf16)(?: kv)? cache", row.text):
         formats = ()  # it is the cache's
     formats = facts(row.label).of("formats") if file and table else formats
-    if table and not formats and gpus in ((), (1.0,)) and _WEIGHTS.search(q.label) and _one_format(row.report):
-        formats = row.report.everything.of("formats")
     file = file if not table or any(BITS[f] > 8 for f in formats) else None
     if (
         q.kind == "bytes"
@@ -197,10 +155,10 @@ def _cache(row: Row, q: Quantity) -> Term | None:
     each = q.kind == "B/token" or (said_each and not row.of("B/token"))
     pool = re.search(r"\b(?:pool|left|free|budget)\b", row.text)
     tokens = row.only("tokens") if q.kind == "bytes" and not pool else None
-    held = _OF_CACHE.search(q.label) if row.kind == "table" else (each or tokens) and _OF_KV.search(said)
+    held = row.kind != "table" and (each or tokens) and _OF_KV.search(said)
     sizes = _heads(row) if held else []
-    if not sizes or row.kind == "table":
-        return _cached(row, q, prod(sizes) * 2) if sizes and q.kind == "bytes" else None
+    if not sizes:
+        return None
     widths = {BITS[f] / 8 for f in row.facts.of("formats")} or {2.0}
     if len(widths) > 1:
         return None
@@ -223,31 +181,6 @@ def _heads(row: Row) -> list[float]:
     held = [{*row.facts.of(n)} or {*some, *of} or in_rows[n] for some, of, n in stated]
     other = re.search(r"(?i)\bmla\b|latent|cross-layer|sliding|window", report.text)
     return [] if other or any(len(some) != 1 for some in held) else [n for (n,) in held]
-
-
-def _cached(row: Row, q: Quantity, values: float) -> Term | None:
-    """The cache of a table's row of a context, for one or all of its sequences: counted as the other rows are."""
-
-    def made(r: Row) -> dict[tuple[str, int, float], float]:
-        named = r.bare | r.own | {t.label: t.value.mid for t in r.of("tokens")}
-        some = {name: n for name, n in named.items() if _CONTEXT.search(name)}
-        length, *more = {n for name, n in some.items() if "cache" in name} or {*some.values()} or {0.0}
-        counts = {"": 1.0} | {name: n for name, n in named.items() if name not in some and _AT_ONCE.search(name)}
-        wide = enumerate([BITS[f] / 8 for f in r.facts.of("formats")] or [2.0, 1.0])
-        keys = itertools.product(counts, wide, (1.0, *r.report.everything.of("gpus")))
-        return {} if more else {(c, i, n): values * w * counts[c] * length / n for c, (i, w), n in keys}
-
-    def keeps(r: Row) -> set[tuple[str, int, float]]:
-        x = r.figure(q.column, "bytes")
-        return {k for k, b in made(r).items() if x and (x.value.meets(b, 0.03) or x.value.meets(b / 1.0737, 0.01))}
-
-    rows = [r for g in row.report.grids if row in g.rows for r in g.body if r is not row and r.figure(q.column)]
-    others, own = [k for r in rows if (k := keeps(r))], made(row)
-    usual = set.intersection(*others) if others else {*own}
-    near = min((abs(math.log(b / q.value.mid)), b) for b in (*(own[k] for k in usual & own.keys() if own[k]), 1.0))[1]
-    if keeps(row) & usual or 2 * len(others) < len(rows) or not 0.1 < q.value.mid / near < 10:
-        return None
-    return Term("bytes", exact(near), f"2 · layers · KV heads · head dimension, {values:,.0f} values a token,", ())
 
 
 def spent(report: Report) -> Iterator[Finding]:

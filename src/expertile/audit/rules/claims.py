@@ -9,10 +9,9 @@ from math import prod
 
 from expertile.audit.facts import BITS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding, si
-from expertile.audit.interval import exact
 from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity, quantities
-from expertile.audit.report import Grid, Report, Row
+from expertile.audit.report import Report, Row
 from expertile.audit.rules.told import may_be
 
 _MEMORY = r"(?:memory|smaller|compress|footprint|storage|vram|saving|shr[aiu]nk|size of (?:the|all|its) )"
@@ -62,8 +61,6 @@ _PAUSES = [regex(rf"(?s)(?:{mark})\s(?!.*(?:{mark})\s)") for mark in (_PARTED, "
 _COUNT = regex(r"(?i)\b(?:tokens|images|samples|requests|prompts|sequences|steps|iterations|frames|rows|points)\b")
 _LENGTH = regex(r"(?i)batch|seq|context|ctx|len|tokens|users|requests")
 _WORK = ("m", "n", "k", "size", "batch", "seq", "tokens", "items", "hidden", "ffn", "elements", "prompts")
-_SHAPED = regex(r"(?i)(?!.*(?:tile|block|grid|warp|cluster|stride|pad))[^(\[]*[(\[](\d+(?:, ?\d+){2,4})[)\]]")
-_FAILED = regex(r"(?i)(?:correctness|verification|validation|numeric\w*(?: check)?)\W+[^a-z]*(?:fail|✗|❌)")
 
 
 def _bits(text: str) -> list[int]:
@@ -96,9 +93,9 @@ def compression(report: Report) -> Iterator[Finding]:
             bits += [max(wide)] if len(bits) == 1 and bits[0] <= 8 and wide and _CHANGED.search(text) else []
             if one and len(bits) == 2 and all(b.exact for b in held):
                 large, small = sorted(held, key=lambda b: -b.value.mid)
-                yield from _beyond(large, small, bits, known and some is not both, 1.08)
+                wider = any((large.plain / small.plain).meets(w / min(bits), 0.05) for w in wide)
+                yield from () if wider else _beyond(large, small, bits, known and some is not both, 1.08)
     for grid in report.grids:
-        yield from _shrunk(grid, wide)
         for c in grid.columns("bytes", "B/token", "B/param"):
             if re.search(r"(?i)per|mem|size|vram|footprint|storage|weights|cache", grid.header[c]):
                 sizes = [(row, replace(x, value=x.plain)) for row in grid.rows if (x := row.figure(c))]
@@ -130,18 +127,6 @@ def _ratio(row: Row, q: Quantity, near: list[Row], wide: list[int]) -> Iterator[
         yield finding(INCONSISTENT if known else QUESTION, "compression", message, q, lines=tuple(r.line for r in near))
 
 
-def _shrunk(grid: Grid, wide: list[int]) -> Iterator[Finding]:
-    """Columns of bits of a weight, scales included, and of the memory that is saved by them."""
-    said = [c for c, name in enumerate(grid.header) if re.search(r"(?i)\bbits?\b", name)]
-    saved = [c for c in grid.columns("percent") if re.search(r"(?i)shr[iau]nk|sav|less|smaller|reduc", grid.header[c])]
-    for row in grid.body if len(said) == len(saved) == len(wide) == 1 else ():
-        bits, q = row.figure(said[0]), row.figure(saved[0])
-        least = bits.value.mid * (8 if bits.kind == "B/param" else 1) / wide[0] if bits else 0.0
-        if bits and q and least and q.exact and q.value.lo > 1.03 - least:
-            message = f"{bits.text} of {wide[0]} bits save {100 * (1 - least):.3g} %, not {q.text}"
-            yield finding(QUESTION, "compression", f"{message}: of what?", q, bits)
-
-
 def _beyond(base: Quantity, q: Quantity, bits: list[int], sure: bool, slack: float = 1.03) -> Iterator[Finding]:
     most = max(bits) / min(bits)
     if most > 1 and 4 * max(most, 4) > (base.value / q.value).lo > slack * most:  # else of other things
@@ -168,6 +153,9 @@ def _column(held: list[tuple[Row, Quantity]], wide: list[int]) -> Iterator[Findi
             and (name == other or not (of or name))
         ):
             yield from _beyond(base, q, [to[0], (of or wide)[0]], bool(of))
+            if q.text == base.text and 2 * to[0] == (of or wide)[0] and of and q.value.width < 0.05:
+                message = f"{q.text} in {to[0]} bits is as large as in {of[0]}: is it of that format?"
+                yield finding(QUESTION, "compression", message, q, base)
 
 
 def equal_work(report: Report) -> Iterator[Finding]:
@@ -198,7 +186,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
             continue
         body = [r for g in report.grids for r in g.body if abs(r.line - row.line) < 40]
         runs = [(t, r.bare | r.own) for r in body if (t := r.only("time") or r.only("s_per_item"))]
-        runs += _printed(report, row)
         known = {t.line for t, _ in runs}
         runs += [
             (t, _work(r.text)) for r in near if (t := r.only("time") or r.only("s_per_item")) and t.line not in known
@@ -226,20 +213,6 @@ def unequal_work(report: Report) -> Iterator[Finding]:
                 yield from _unequal(q, (), (of, base.own | base.bare), (t, r.own | r.bare))
 
 
-def _printed(report: Report, row: Row) -> list[tuple[Quantity, dict[str, float]]]:
-    """The times of preformatted lines that differ in their figures alone, each with the sizes above it in its block."""
-    code = [r for r in report.lines_of_text if report.blocks[r.block].kind == "code" and abs(r.line - row.line) < 40]
-    timed = [(r, t, re.sub(r"[\d.,]+", "0", r.text)) for r in code if (t := r.only("time"))]
-    alike = [(r, t) for r, t, form in timed if [f for *_, f in timed].count(form) == 2]
-    held = [(t, {n: s.value for n in _WORK if (s := r.size(n)) and s.near}) for r, t in alike]
-    starts = [0, *(r.line for r, _ in alike)]
-    for (_, sizes), (r, _), start in zip(held, alike, starts, strict=False):  # "q,k,v: (8, 16, 8192, 128)"
-        above = (s.text for s in code if s.block == r.block and start < s.line < r.line)
-        if m := next(filter(None, map(_SHAPED.match, above)), None):
-            sizes["elements"] = float(prod(map(int, m[1].split(","))))
-    return held if len(held) == 2 else []
-
-
 def _off(q: Quantity, a: Quantity, b: Quantity) -> float:
     return abs(abs(math.log(a.value.mid / b.value.mid)) - math.log(q.value.mid))
 
@@ -258,49 +231,3 @@ def _unequal(q: Quantity, lines: tuple[int, ...], *runs: tuple[Quantity, dict[st
         n = other[0]
         message = f"{slow.text} is of {n} {long[n]:.0f}, {fast.text} of {n} {short[n]:.0f}"
         yield finding(QUESTION, "equal work", f"{message}: is {q.text} of the same work?", q, slow, fast, lines=lines)
-
-
-def ranges(report: Report) -> Iterator[Finding]:
-    """ "2-5x slower" over ratios that reach further: it asks, unless they reach twice as far."""
-    for row in report.lines_of_text:
-        said = row.text.lower() if report.blocks[row.block].kind == "heading" else ""
-        spans = [q for q in row.of("ratio") if re.search(r"\d ?(?:-|–|to) ?\d", q.text)]
-        for q in spans if re.search(r"slower|faster|speed-?\s?up", said) else ():
-            # A heading without tables of its own speaks of the whole report.
-            same = [g for g in report.grids if report.sections[g.block] == report.sections[row.block]] or report.grids
-            cells = [x for g in same for c in g.columns("ratio") for r in g.rows if (x := r.figure(c, "ratio"))]
-            slower = "slow" in said and all(x.value.mid <= 1.05 for x in cells)
-            values = [1 / x.value.mid if slower else x.value.mid for x in cells]
-            low, high = 0.93 * q.value.lo, 1.07 * q.value.hi
-            outside = [x.line for x, v in zip(cells, values, strict=True) if not low <= v <= high]
-            if len(values) < 3 or not outside or (not slower and min(values) < 0.9):
-                continue
-            sure = max(values) > 2 * q.value.hi
-            span = f"they reach from {min(values):.3g}x to {max(values):.3g}x"
-            ask = "" if sure else "; are only some rows meant?"
-            message = f"{len(outside)} of {len(values)} rows lie outside {q.text}: {span}{ask}"
-            yield finding(INCONSISTENT if sure else QUESTION, "range", message, q, lines=tuple(outside[:6]))
-
-
-def failed_checks(report: Report) -> Iterator[Finding]:
-    """A failed check of correctness that is excused in the next lines, its times reported all the same."""
-    lines = report.lines_of_text
-    for i, row in enumerate(lines):
-        for near in lines[i + 1 : i + 4] if _FAILED.search(row.text) else ():
-            if near.line - row.line <= 3 and re.search(r"(?i)equival|acceptab|expect|\b(?:fine|correct)\b", near.text):
-                message = "the result fails the report's own check: of which run are the times beside it?"
-                yield Finding(QUESTION, "failed check", row.line, row.text.strip()[:80], message, (near.line,))
-                break
-
-
-def attention_share(report: Report) -> Iterator[Finding]:
-    """One share of memory saved at every length: the score matrix grows with S², the rest with S."""
-    for grid in report.grids:
-        rows = [row for row in grid.rows if "seq" in row.own and row.of("bytes") and len(row.of("percent")) == 1]
-        shares = [row.of("percent")[0] for row in rows]
-        saved = [row.of("bytes")[-1].value / exact(row.own["seq"] ** 2) for row in rows]
-        lengths, share = {row.own["seq"] for row in rows}, {q.value.mid for q in shares}
-        if len(lengths) > 2 and len(share) == 1 and max(share) < 0.97 and all(s.meets(saved[0], 0.05) for s in saved):
-            grows = "what is saved grows with the square of the length, what is left with the length"
-            message = f"{grows}: the share cannot be {shares[0].text} in all {len(rows)} rows"
-            yield finding(INCONSISTENT, "constant share", message, *shares)

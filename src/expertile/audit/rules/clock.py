@@ -10,7 +10,6 @@ from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report
 
 _STAMP = regex(r"(?<![\d:])(?:(\d{4})[-/](\d\d)[-/](\d\d)[T ])?(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?(?![\d:])")
-_UNIX = regex(r"(?<![\d.])1[4-9]\d{8}(?:\d{3}(?!\d)|(?:\.\d+)?(?!\d))")
 _ELAPSED = regex(
     r"(?i)\b(?:elapsed|total (?:run ?)?time|finished in|done in|took|wall[- ]?(?:time|clock)(?: time)?)\b"
     r"(?:(?: from (?:launch|start|first \w+) to \w+)?[:= ]*)(?:(?P<hours>\d+\.\d+) ?h(?:ours?|rs?)?\b\W*$|"
@@ -37,12 +36,6 @@ def steps(report: Report) -> Iterator[Finding]:
                 yield finding(QUESTION, "throughput", f"{made} {middle:.4g}: is it the rate of that step?", q, t)
 
 
-def clocks(report: Report) -> Iterator[Finding]:
-    stamped = _stamped(report)
-    yield from _elapsed(report, stamped)
-    yield from _between(report)
-
-
 def _seconds(m: re.Match[str]) -> float:
     year, month, day = (int(x or 0) for x in m.groups()[:3])
     of_day = int(m[4]) * 3600 + int(m[5]) * 60 + int(m[6]) + float(f"0.{m[7]}" if m[7] else 0)
@@ -57,31 +50,9 @@ def _stamped(report: Report) -> list[_Stamped]:
     ]
 
 
-def _between(report: Report) -> Iterator[Finding]:
-    """A duration that names the start and the end of which Unix times are given: "run_start" and "run_stop"."""
-    names: dict[str, tuple[float, int]] = {}
-    for number, line in enumerate(report.lines, 1):
-        if m := _UNIX.search(line):
-            at = float(m[0]) / (1e3 if len(m[0].partition(".")[0]) == 13 else 1.0)
-            names |= {
-                word.lower(): (at, number) for word in re.findall(r"\b\w*(?:start|begin|stop|end)\w*\b", line, re.I)
-            }
-    for row in report.lines_of_text if names else ():
-        held = [names[word] for word in dict.fromkeys(re.findall(r"\w+", row.text.lower())) if word in names]
-        t = row.only("time")
-        if t and len(held) == 2 and row.line not in (held[0][1], held[1][1]):
-            (a, first), (b, last) = held
-            if (
-                b - a > 1
-                and not t.value.meets(b - a, 0.02)
-                and not re.search(r"(?i)without|exclud|minus|net\b", row.text)
-            ):
-                message = f"from line {first} to line {last} {b - a:,.0f} s pass, not {t.text}: without some of it?"
-                yield finding(QUESTION, "time", message, t, lines=(first, last))
-
-
-def _elapsed(report: Report, lines: list[_Stamped]) -> Iterator[Finding]:
+def elapsed(report: Report) -> Iterator[Finding]:
     """A log's last line, which says how long all of it took."""
+    lines = _stamped(report)
     if len(lines) < 4 or len(lines) < 0.8 * len([x for x in report.lines if x.strip()]):
         return
     # The last line of all; or one of its time of day, "wall-clock from launch to end".

@@ -39,7 +39,7 @@ _SAME = regex(
     r"(?:about |roughly )?| ?\([~≈]?"
 )
 # What is off where a unit was mistaken: bits for bytes, a wrong prefix, and, of a binary one, 1.024 times itself.
-_MISTAKEN, _BINARY_UNIT = (8.0, 1000.0, 1024.0, 1e6), regex(r"[KMGT]iB")
+_MISTAKEN, _BINARY_UNIT = (8.0, 10.0, 1000.0, 1024.0, 1e6), regex(r"[KMGT]iB")
 _HOURS = regex(r"(?i)\b(?:h|hours?|hrs?|d|days?|min\w*|sec\w*|s|[km]?Wh?|[km]?J)\b")
 
 

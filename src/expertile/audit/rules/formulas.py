@@ -16,7 +16,6 @@ from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF,
 from expertile.audit.interval import Interval, exact
 from expertile.audit.pattern import regex, says
 from expertile.audit.report import Report, Row
-from expertile.audit.rules.hardware import gpu_counts
 from expertile.audit.rules.named import Named, named
 from expertile.audit.rules.published import ASK, FORMULAS, FUNCTIONS, HOLDS, Formula
 
@@ -138,8 +137,6 @@ def _broken(formula: Formula, sign: str, kept: int, figure: Named, made: _Made) 
 def _shown(value: float, kind: str) -> str:
     if kind == "percent":
         return f"{100 * value:.3g} %"
-    if kind == "carbon":
-        return f"{value / 1e6:.4g} t CO2"
     return si(value, UNIT_OF[kind]) if kind in UNIT_OF else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
 
 
@@ -192,11 +189,8 @@ def _in_grid(row: Row) -> bool:
 
 
 def _of_device(row: Row, name: str) -> tuple[Named, int] | None:
-    """What the row's GPU has of warps, blocks and shared memory; the memory of all GPUs."""
-    if name == "gpu_memory" and row.devices:
-        held = max(gpu_counts(row)) * max(d.memory_bytes for d in row.devices)
-        return Named("", "bytes", exact(held), si(held, "B"), 0, row), 0
-    if name not in ("warps_per_sm", "smem_per_sm", "issue_slots"):
+    """What the row's GPU has of warps, and of instructions a cycle."""
+    if name not in ("warps_per_sm", "issue_slots"):
         return None
     told = {(int(a), int(b)) for a, b in re.findall(r"\b(?:cc|compute capability:?) +(\d+)\.(\d)\b", row.report.text)}
     of = {d.capability for d in row.devices} or {d.capability for d in row.report.everything.of("devices")}
@@ -205,5 +199,4 @@ def _of_device(row: Row, name: str) -> tuple[Named, int] | None:
         return None
     if name == "issue_slots":  # four schedulers, one instruction each a cycle, from 7.0 on
         return Named("", "n", exact(4.0), "4 a cycle", 0, row), 0
-    value, text = (most[0], f"{most[0]} warps") if name == "warps_per_sm" else (most[2] * 1024, f"{most[2]} KiB")
-    return Named("", "n", exact(float(value)), text, 0, row), 0
+    return Named("", "n", exact(float(most)), f"{most} warps", 0, row), 0

@@ -15,12 +15,14 @@ EQUATION = regex(r"\d ?(?:[A-Za-z/]{1,8} )?[x×*/÷·] ?\d[^=;]*= ?$")
 _LIMIT = regex(
     r"(?i)\bpeak(?!s? at|ed)|theoretical|line rate|\bspec(?!ial|ul)|\brated|data ?sheet|brochure|\blimit|ceiling|"
     r"roofline|\bhas (?=\d)|\bcan (?:carry|deliver|do)|capable|tops? out|(?:per|each|in either) (?:way|direction)\b|"
+    r"channels of \w*ddr|"
     r"upper bound|at most|at best|cannot exceed|nominal|\(dense,? \d|\bmax(?:imum)?\b|(?:nvlink|pci-?e|hbm|ethernet|"
     r"infiniband)[^.,;]{0,12} (?:gives?|delivers|provides?|offers?|supports?|has)\b"
 )
 # What calls a percentage one of a peak.
 SHARE = regex(
-    r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d"
+    r"\bpeak\b|theoret|roofline|(?<![a-z])mfu(?![a-z])|speed of light|\bsol\b|of (?:the )?(?:hbm|memory|max)|of its \d|"
+    r"auslastung"
 )
 SHOWN = regex(
     r"(?i)measur|achiev|reach|moved|transferred|copied|\bgot|\bshow|\bsaw|took|\balg ?bw|sustain|hits?\b|sees?\b"

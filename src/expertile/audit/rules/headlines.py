@@ -1,7 +1,5 @@
-"""Claims without a figure of their own, or with one alone: in how many rows of a table it wins, a gain below two lines
-"before" and "after"."""
+"""Claims without a figure of their own: in how many rows of a table one of two wins."""
 
-import itertools
 import re
 from collections.abc import Iterator
 
@@ -9,10 +7,8 @@ from expertile.audit.facts import NUMBERS, size_of_name
 from expertile.audit.finding import INCONSISTENT, QUESTION, Finding, finding
 from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
-from expertile.audit.report import Grid, Report, Row
-from expertile.audit.rules.hardware import end_before, own_words
-from expertile.audit.rules.told import APART, OUTCOME, change_of, may_be, mid, not_made
-from expertile.audit.units import RATES, TIMES, TYPED
+from expertile.audit.report import Grid, Row
+from expertile.audit.units import RATES, TIMES
 
 _ALL = regex(
     r"(?i)\b(?:faster|quicker|better|ahead|beats?|wins?|outperforms?|higher|lower)\b[^.;]{0,60}"
@@ -25,41 +21,7 @@ _COUNT = rf"\d+|{'|'.join(_WORDS)}"
 _OF = regex(rf"(?i)\b(?P<n>{_COUNT}) (?:out )?of (?:the |all |our )?(?P<m>{_COUNT})\b(?! ?%)")
 _WON = regex(r"(?i)\b(?:ahead|wins?|won|faster|beats?|better|slower|loses?|lost|behind|outperforms?)\b")
 _BY = regex(r"(?i)\bby\b|%|\dx|at least|more than|than \d|within|significant|other|both|each|either|except")
-_MEASURE = (
-    (r"throughput|speed|rate", ("tokens_per_s", "items_per_s", "rate")),
-    (r"latenc|time|duration", TIMES),
-    (r"memory|footprint|vram", ("bytes",)),
-    (r"bandwidth", ("bandwidth",)),
-)
-_SAID = r"(?i)\W*(?:\d[\d:.T/-]*[])]?\s+){0,3}(?:@?[a-z][\w.-]*(?: \w+)?: )?\W*"  # "[10:05] ann: before: 61 GB"
-_BEFORE = regex(rf"{_SAID}(?:before|old|was|main|master|baseline)\b")
-_AFTER = regex(rf"{_SAID}(?:after|new|now|ours|(?:this )?pr|this (?:branch|patch|change))\b")
-_OTHER_PART = regex(r"\b(?:on top|addition|another|activation|gradient|optimi[sz]er|kv|cache|weights|buffer|layer)")
 _ENDS = regex("[,;:(]")
-
-
-def changes(report: Report) -> Iterator[Finding]:
-    """ "Latency down by 80 %" some lines below "before 812 us" and "after 305 us", which make another change."""
-    lines = report.lines_of_text
-    befores = [(i, r) for i, r in enumerate(lines) if _BEFORE.match(r.text)]
-    afters = ((r, s) for i, r in befores for s in lines[i + 1 : i + 4] if _AFTER.match(s.text))
-    pairs = [
-        (a, b)
-        for r, s in afters
-        if s.line - r.line < 5
-        for k in TYPED
-        if (a := r.only(k)) and (b := next((x for x in s.of(k) if x.exact and mid(x)), None))
-    ]
-    for row in lines if pairs else ():
-        for q in row.of("percent", "ratio") if not APART.search(row.text) else ():
-            words = own_words(row, q).lower()
-            named = [some for form, some in _MEASURE if re.search(form, words) and not _OTHER_PART.search(words)]
-            kinds = {*itertools.chain(*named)}
-            near = [(a, b) for a, b in pairs if a.kind in kinds and 0 < row.line - b.line < 12]
-            later = [x for r in lines if near and near[0][1].line < r.line <= row.line for x in r.of(*kinds)]
-            if q.exact and len(near) == 1 and not later and (OUTCOME.search(words) or " by " in words):
-                (a, b), change = near[0], change_of(row, q, False, q.start - end_before(row, q))
-                yield from [] if may_be(q, a.value / b.value, change, 0.03) else [not_made(q, [a, b], False)]
 
 
 def _pairs(g: Grid) -> list[tuple[Row, Quantity, Quantity]]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from expertile.audit.facts import BITS
 from expertile.audit.finding import IMPOSSIBLE, QUESTION, UNIT_OF, Finding, Lines, finding, si
-from expertile.audit.interval import FAR, Interval, exact
+from expertile.audit.interval import FAR, Interval
 from expertile.audit.pattern import regex, says
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row
@@ -24,7 +23,7 @@ from expertile.audit.rules.hardware import (
     on_sheet,
     own_words,
 )
-from expertile.audit.rules.terms import IF, SPARSE, parameters, terms, weights
+from expertile.audit.rules.terms import IF, SPARSE, terms, weights
 from expertile.audit.rules.told import words_near
 from expertile.device import DTYPES
 
@@ -71,10 +70,6 @@ _READ_ALL = (
     r"read once (?:per|for each|in each)"
 )
 _EACH_RUN = regex(r"(?i)per (?:launch|call|run|iteration|pass|step)|each (?:launch|call|run|pass)")
-_SWEEP = regex(
-    r"stencil|jacobi|transpos|\bcopy|out of place|element-?wise|axpy|triad|norm\b|softmax|heat|diffusion|vector add|"
-    r"relu|gelu|sweep|saxpy|scale\b"
-)
 _THING = r"(?:\w+ )?(?:update|point|cell|key|element|item|site|lookup)"
 _ITEM_BYTES = regex(
     rf"(?i)\b(\d+)[ -]?(?:bytes|B)\b[^.;\d]{{0,60}}?\b(?:per|for (?:each|every)|each|an?) {_THING}\b|"
@@ -84,12 +79,6 @@ _RESIDENT = regex(
     r"(?i)(?<!no )temporal|(?<!no )(?<!without )compression|l2.resident|on.chip|"
     r"cache.resident|in.cache|fits? in (?:the )?l2"
 )
-_PROMPT = regex(
-    r"(?i)(\d[\d,]*)[ -](?:prompt|input)[ -]tokens?\b|(?:prompts?|contexts?|inputs?) of (\d[\d,]*) tokens|"
-    r"(\d[\d,]*)(?:[ -]tokens?)? (?:in the |long )?(?:prompts?|prefill)\b"
-)
-_FIRST = regex(r"(?i)\bttft\b|time to (?:the )?first token|first token (?:after|in|takes)|first token arrives|prefill")
-_REUSED = regex(r"cache hit|cached|warm cache|prefix[ -]cach|sparse attention|moe|mixture")
 _NO_DECODE = regex(
     r"(?i)prefill|sampling|\b[mh]fu\b|bubble|recompute|(?:per|a) day|(?:reading the |the )prompt|"
     r"prompt (?:proc|eval|tok|read)|input|train|\bpp\d|\bttft|\bcpu time|overhead|\bwaits?\b"
@@ -97,6 +86,21 @@ _NO_DECODE = regex(
 _MADE = regex(r"(?i)\btg ?\d|\bdecod|\bgen(?:erat\w+)?\b")
 _ALONE = regex(r"(?i)\b(?:one|a single) (?:gpu|card|accelerator)(?: each)?\b")
 _STEP = regex(r"(?i)(?<![a-z])(?:step|tpot|itl)(?![a-z])")
+# Of memory in use.
+_HELD = regex(
+    r"(?i)(?<![a-z])(?:max_?(?:memory_?)?)?(?:alloc(?:ated)?|reserved|vram|max[ _]mem\w*)(?![a-z])|"
+    r"peak[ _](?:\w+ )?mem|mem\w*[ _.](?:used|peak|in use)|peak[ _(]+(?:gi?b|mi?b)\b"
+)
+_NOT_HELD = regex(
+    r"(?i)offload|\bcpu\b|\bhost\b|\bram\b|managed|unified|\buvm\b|would|need|estimat|requir|predict|tried|out of|oom|"
+    r"total|all gpus|\bsum\b|aggregate|theor|project|without|traffic|moved|per second|written|read\b|swap|"
+    r"modded|disk|nvme"
+)
+_ELSEWHERE = regex(r"offload|streamed|managed|unified|\buvm\b|modded|windows|zero-infinity")
+_EACH = regex(
+    r"(?:each|per gpu|per card|per device)[ ,]+(?:unless|everywhere|throughout)|"
+    r"(?:figures|numbers|gb) (?:are )?per gpu\b"
+)
 
 
 @lru_cache(maxsize=64)
@@ -128,9 +132,7 @@ class Demand:
 def above(report: Report) -> Iterator[Finding]:
     """Rates above the peak of their format, traffic above the memory's, times too short for their work."""
     for row in (r for r in report.all_rows if r.quantities):
-        others = (
-            f(row) for f in (_moved_each, _moved, _worked, _by_intensity, _generated, _swept, _updated, _prompted)
-        )
+        others = (f(row) for f in (_moved_each, _moved, _generated, _updated))
         for d in itertools.chain(_stated(row), _computed(row), *others):
             most, slack = (d.most or memory_of(row), 1.1) if d.kind != "rate" else fastest(row, d.formats, d.sparse)
             over = d.value.lo / d.count / most
@@ -232,25 +234,6 @@ def _computed(row: Row) -> Iterator[Demand]:
                 yield Demand(q, "rate", rate, text, "bound", ask, certain, formats, count, sparse=sparse, lines=t.lines)
 
 
-def _worked(row: Row) -> Iterator[Demand]:
-    """The FLOPs that a table's row states, in its one time."""
-    work, t = (row.only("flop"), row.only("time")) if row.kind == "table" and row.devices else (None, None)
-    fewer = re.search(r"winograd|strassen|conv|fft", row.words) and not _says(row.report, r"\bno winograd|implicit")
-    if work and t and not (fewer or row.report.sparse or _NO_RUN.search(t.words)):
-        formats, count = row.stated("formats") or row.report.everything.of("formats"), max(gpu_counts(row))
-        rate, text = work.value / t.value, f"{si(work.value.mid, 'FLOP')} in {t.text}"
-        if rate.mid < 30 * count * fastest(row, formats)[0]:
-            yield Demand(t, "rate", rate, text, "bound", "is it the time of that work?", formats=formats, count=count)
-
-
-def _by_intensity(row: Row) -> Iterator[Demand]:
-    """The bandwidth that a rate of a stated intensity takes."""
-    q, per_byte = row.only("rate"), row.only("intensity")
-    if q and per_byte and row.devices and not on_sheet(row, q) and not re.search(r"(?i)ridge|balance", row.text):
-        text = f"{q.text} ÷ {per_byte.text} FLOP a byte"
-        yield Demand(q, "bandwidth", q.value / per_byte.value, text, "memory bandwidth", "is it of that intensity?")
-
-
 def _moved_each(row: Row) -> Iterator[Demand]:
     """Traffic of each run, in a table's column, in the one time of its row; with cold caches, what is called read, or a
     KV cache, in every time, other columns in the time that is named as they are ("fp16 MB", "fp16 us")."""
@@ -312,13 +295,6 @@ def _item_bytes(report: Report) -> tuple[float, int] | None:
     return said[0] if len({n for n, _ in said}) == 1 and not held else None
 
 
-def _prompt_tokens(row: Row) -> float:
-    """The one length of the prompts that a row, else the report, says are read as a whole; 0 where there is none."""
-    texts = (row.text, row.report.text) if not says(_REUSED, row.report.text) else ()
-    said = next(filter(None, ({m[1] or m[2] or m[3] for m in _PROMPT.finditer(text)} for text in texts)), set())
-    return float(said.pop().replace(",", "")) if len(said) == 1 else 0.0
-
-
 def _updated(row: Row) -> Iterator[Demand]:
     """ "16 bytes for each update", the only ones that the report states, at so many updates a second."""
     q = row.only("items_per_s") if row.devices else None
@@ -328,46 +304,6 @@ def _updated(row: Row) -> Iterator[Demand]:
         if moved.lo < 40 * count * memory_of(row):
             ask = "did a cache hold it?"
             yield Demand(q, "bandwidth", moved, text, "traffic", ask, count=count, slack=1.05, lines=(at,))
-
-
-def _prompted(row: Row) -> Iterator[Demand]:
-    """The FLOPs of a prompt, two for each parameter and token, in the time to its first token."""
-    t = row.only("time") if row.kind == "line" and _prompt_tokens(row) else None
-    own = t and (_FIRST.search(row.text) or _PROMPT.search(row.text))
-    told = t and row.devices and (own or _FIRST.search(f"{row.headings} {row.lead}"))
-    sized = own or re.search(r"(?i)\d+(?:\.\d+)? ?b\b", row.text)
-    other = not sized or re.search(r"(?i)tpot|itl|decode|per token", row.text)
-    n = parameters(row) if told and not other else None
-    formats = row.facts.of("formats") or row.stated("formats") or row.report.everything.of("formats")
-    if t and n and formats:
-        tokens, count = _prompt_tokens(row), (*row.facts.of("gpus"), max(gpu_counts(row)))[0]
-        rate = exact(2 * n * tokens) / t.value
-        if rate.mid < 30 * count * fastest(row, formats)[0]:
-            what, ask = f"2 × {n / 1e9:.3g} B × {tokens:.0f} tokens in {t.text}", "was the whole prompt read?"
-            yield Demand(t, "rate", rate, what, "bound", ask, formats=formats, count=count, slack=1.05)
-
-
-def _swept(row: Row) -> Iterator[Demand]:
-    """The bytes that a run reads and writes at least: of an array of a stated size."""
-    if not row.of("time", "s_per_item") or row.of("percent", "ratio", "tokens_per_s") or not row.devices:
-        return
-    words = f"{row.words} {row.lead.lower()}"
-    formats = row.stated("formats") or ("fp32",) * bool(re.search(r"\bfloats?\b", words))
-    if len(formats) != 1 or max(gpu_counts(row)) > 1:
-        return
-    nbytes = BITS[formats[0]] / 8
-    stated = (row.report.facts[b].of("tuples") for b in row.above if row.is_near(b))
-    size, shapes = row.size("elements"), {*next(filter(None, stated), ())}
-    shape = shapes.pop() if len(shapes) == 1 and _SWEEP.search(words) and row.facts.of("tuples") == () else ()
-    long = row.size("n") if not (size or row.size("m") or row.size("k")) else None  # "n = 1073741824"
-    size = long if long and long.value > 1e6 else size
-    n = size.value if size and size.near else math.prod(shape) if shape else 0
-    if n * nbytes > 4 * max(d.l2_bytes for d in row.devices) and not re.search(r"gemm|matmul|conv", words):
-        passes = 1 if re.search(r"(?i)reduc|sum|fill|memset|dot|norm of|max\b", words) and not shape else 2
-        text, lines = f"{passes} · {n:.0f} {formats[0]} elements", (size.line,) if size else ()
-        for q in (q for q in row.of("time", "s_per_item") if q.exact and q.value.mid and not _NO_RUN.search(q.words)):
-            moved, what = exact(passes * nbytes * n) / q.value, f"{text} in {q.text}"
-            yield Demand(q, "bandwidth", moved, what, "traffic", "is this the same run?", lines=lines)
 
 
 def _generated(row: Row) -> Iterator[Demand]:
@@ -398,3 +334,35 @@ def _generated(row: Row) -> Iterator[Demand]:
         text, ask = f"{w.text} {how}", "how many tokens at once?"
         if rate.mid < 12 * count * (most or memory_of(row)):  # else it is of something else
             yield Demand(q, "bandwidth", rate, text, "decoding", ask, count=count, slack=1.05, most=most, lines=w.lines)
+
+
+def held(report: Report) -> Iterator[Finding]:
+    """Memory in use above what the GPUs have."""
+    if says(_ELSEWHERE, report.text):
+        return
+    for row in report.all_rows:
+        for q in (q for q in row.of("bytes") if row.devices):
+            heads = " ".join(report.blocks[b].text for b in report.sections[row.block])
+            own = f"{q.label} {heads}" if row.kind == "table" else own_words(row, q)
+            own = own.replace("_", " ")
+            if row.kind == "table" and _NOT_HELD.search(q.label.replace("_", " ")):
+                continue
+            if not q.exact or not _HELD.search(own) or (row.kind != "table" and _NOT_HELD.search(own)):
+                continue
+            each = q.per_device or _EACH.search(report.text)
+            count = 1.0 if each else max(gpu_counts(row))
+            most = count * max(d.memory_bytes for d in row.devices) * 2**30 / 1e9
+            if 1.03 * most < q.value.lo < 40 * most:
+                whose = f"{f'{count:.0f} × ' * (count > 1)}{row.devices[0].name}"
+                # Of a part that is sold with more memory the report names which.
+                told = re.search(rf"(?<!\d){row.devices[0].memory_bytes / 1e9:.0f} ?g", report.text)
+                one = len(report.everything.of("devices")) == 1 and not report.everything.foreign
+                several = not each and (
+                    count > 1 or re.search(r"multi(?!pl)|dual|nodes?\b|cluster|parallel|fsdp|zero", report.text)
+                )
+                sure = one and not several and (told or q.value.lo > 1.25 * most)
+                message = f"{q.text} is more than {whose} has, {si(most / 1.073741824, 'B')}"
+                if sure:
+                    yield finding(IMPOSSIBLE, "memory", message, q)
+                elif one and not several:
+                    yield finding(QUESTION, "memory", f"{message}: was it one GPU, as it is sold?", q)

@@ -32,7 +32,7 @@ _TOTALS |= {"median": median, "max": max, "min": min}
 _EXTREMES = {"median": "median", "max": "max", "min": r"min(?:imum)?\b(?!s)"}
 _SUMMARIES = {"sum": _SUM, "mean": _AVERAGE} | {n: regex(rf"(?i)^\W*{form}") for n, form in _EXTREMES.items()}
 _RANKED = regex(r"(?i)\b(?:p\d\d|\d\dth|min|max|median|mean|avg|average|std|stddev|total|best|worst)\b|±|\d\d ?%")
-_OF_PEAK = regex(r"(?i)peak|theor|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
+_OF_PEAK = regex(r"(?i)peak|theor|auslastung|of (?:hbm|max|\d)|\bmfu\b|roof|\bsol\b")
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,6 @@ def sources_of(grid: Grid, target: int, targets: Cells, quotient: bool) -> list[
         parts = [s for s in found if s.kind == kind and s.cells.keys() >= targets.keys()]
         if 1 < len(parts) < 4:  # read and written, prompt and answer
             found.append(Source("", kind, {r: total_of([p.cells[r] for p in parts]) for r in targets}))
-    gpus = {r: of.value for r in targets if (of := grid.rows[r].size("gpus")) and of.near}
-    times = [s for s in found if s.kind == "time" and s.cells.keys() >= targets.keys()]
-    if len(times) == 1 and len(gpus) == len(targets) and not any(s.kind == "gpu*s" for s in found):
-        two = {r: (times[0].cells[r], count) for r, count in gpus.items()}
-        long = {r: replace(t, kind="gpu*s", value=t.value * n, text=f"{n:.0f} × {t.text}") for r, (t, n) in two.items()}
-        found.append(Source(f"GPUs × {times[0].name}", "gpu*s", long))
     work = {r: w for r in targets if (w := work_of(grid.rows[r])) is not None}
     if work and len(work) == len(targets):
         plain = all(w.named and w.also == PLAIN for w in work.values())
@@ -201,7 +195,9 @@ def _bases(grid: Grid, target: int, s: Source, ones: list[int]) -> Iterator[tupl
 
 def _each(grid: Grid, sources: list[Source]) -> Iterator[Source]:
     """The columns for each GPU, which a scaling efficiency compares."""
-    gpus = {r: row.own.get("gpus", 0.0) for r, row in enumerate(grid.rows)}
+    workers = ("gpus", "threads", "cores", "nodes", "ranks", "workers", "processes")
+    each = [{r: (row.own | row.bare).get(name, 0.0) for r, row in enumerate(grid.rows)} for name in workers]
+    gpus = next(filter(lambda some: any(some.values()), each), each[0])
     for s in sources:  # "tokens/s (8 GPUs)"
         held = facts(s.name).of("gpus")
         counts = dict.fromkeys(gpus, held[0]) if len(held) == 1 else gpus if len({*gpus.values()}) > 1 else {}
@@ -243,7 +239,7 @@ def products(grid: Grid, targets: Cells, kind: str, target: int, sources: list[S
                 some = counts if law.several else {"": counts[""]}
                 yield from _usual(law.rule, targets, _times(x, y, sign), some, usual, beside if law.several else {})
     for s in typed:
-        each = re.search(r"(?i)per|each|/ ?(?:gpu|device|node|user|req)", f"{s.name} {grid.header[target]}")
+        each = re.search(r"(?i)per|each|/ ?(?:gpu|device|chip|node|user|req)", f"{s.name} {grid.header[target]}")
         # The mean of so many calls is their total over the calls.
         calls = bool(kind == "time" and _AVERAGE.search(grid.header[target]) and _SUM.search(s.name))
         may = (

@@ -23,9 +23,7 @@ _SIZE = r"(?: size| degree| world size)?"
 _BATCH = r"(?:train )?batch(?: size)?"
 _PARALLEL = r"(?: model)? parallel(?:ism)?"
 _PASS = r"(?:target |verif\w+ |forward |decod\w+ )?(?:step|pass|round|verif\w*|forward|iteration|cycle)"
-_ERROR = r"(?: err(?:or)?| diff)?"
 _ACCURACY = r"(?: acc(?:uracy)?)?"
-_TOKENS_S = r"tok(?:en)?s?(?: per |/| )s(?:ec(?:ond)?)?"
 NAMES = {
     # how a model is trained
     "tp": Name("n", rf"tp{_SIZE}|parallel tensor|tensor{_PARALLEL}{_SIZE}", rf"{_N}-way tensor|\bTP ?[=:]? ?{_N}\b"),
@@ -58,23 +56,6 @@ NAMES = {
         rf"global ?{_BATCH}|gbs|(?:total|effective) {_BATCH}",
         rf"(?i)global batch(?: size)?(?: of| is)? {_N}\b(?! (?:M )?tokens)",
     ),
-    "microbatches": Name("n", r"m|(?:num )?micro ?batches|n ?mb", rf"{_N} micro-?batches"),
-    "bubble": Name("percent", r"(?:pipeline )?bubble(?: fraction| ratio| share)?(?:,? theory)?|idle fraction"),
-    "epochs": Name("n", r"(?:num )?(?:train(?:ing)? )?epochs", rf"(?i){_N} epochs\b"),
-    "epoch_time": Name("time", r"epoch(?: time| duration)?|(?:time|s|sec\w*|min\w*|h|hours) (?:per|/) ?epoch"),
-    "all_epochs": Name("time", r"total(?: time)?(?: [hs]| min)?|(?:total )?train(?:ing)? time|wall(?: clock| time)?"),
-    "dataset": Name("n items", r"(?:dataset|train(?:ing)?|num)(?: size)?(?: (?:images|samples|examples))?"),
-    "train_time": Name("time", r"train(?:ing)?(?: time)?"),
-    "epoch_steps": Name(
-        "n",
-        rf"{_OPTIMIZER}(?:steps|iterations) (?:per|/) ?epoch",
-        rf"(?i){_N} {_OPTIMIZER}(?:steps|iterations|updates) (?:per|an|each|every) epoch\b",
-    ),
-    "all_steps": Name(
-        "n",
-        rf"(?:max|total|num)(?: {_OPTIMIZER.rstrip()})? (?:steps|iterations)",
-        rf"(?i)\b(?:max_?steps|total {_OPTIMIZER}steps)\b[^.;\d]{{0,24}}? {_N}\b",
-    ),
     "steps": Name(
         "n",
         r"(?<!max )(?<!total )(?<!num )(?<!warmup )(?<!per )(?<!at )(?<!after )(?:steps?|iterations?)",
@@ -89,21 +70,15 @@ NAMES = {
     "tokens_seen": Name(
         "n tokens", r"tokens (?:seen|consumed|processed|trained)(?: on)?|consumed tokens", r"(?i)tokens", least=1e9
     ),
+    "samples_seen": Name("n items", r"consumed (?:samples|sequences)"),
     "nll": Name("n", r"(?:eval |val |valid |test |train )?(?:nll|(?:lm |ce |cross entropy )?loss)(?: nats)?"),
     "ppl": Name("n", r"(?:eval |val |valid |test |train )?(?:ppl|perplexity)"),
     # models
     "params": Name("n", r"(?:n |num |total |trainable )*(?:model )?(?:param(?:eter)?s?)(?: count)?", least=1e6),
-    "kv_token": Name("bytes n B/token", r"kv(?: cache)?(?: size)?(?: (?:bytes|kib|kb))?(?: per|/) ?tok(?:en)?"),
-    "kv_tokens": Name(
-        "n tokens token/item", r"(?:max )?(?:tokens|length|context)(?: len)? per (?:sequence|request|stream)"
-    ),
-    "kv_sequences": Name("n", r"(?:max )?(?:num )?(?:sequences|seqs|concurrent requests)"),
-    "kv_cache": Name("bytes", r"kv(?: cache)?(?: (?:total|size|memory))?(?: [gmt]i?b)?"),
     "experts": Name(
         "n", r"experts", rf"(?i){_N} (?:routed )?experts\b(?! (?:per|on|in) (?:\w+ )?(?:gpu|rank|device|card|node))"
     ),
     "topk": Name("n", r"top k|experts per tok(?:en)?", rf"\btop-?{_N}\b|{_N} of (?:the )?\d+ (?:routed )?experts\b"),
-    "assignments": Name("n", r"(?:assignments|routings)(?: (?:over|of) all experts| in (?:all|total))?"),
     "layer_tokens": Name(
         "n",
         r"^(?:num |n |batch |total )?tokens",
@@ -118,15 +93,6 @@ NAMES = {
         rf"(?:average|mean)(?: load)?[^.;\d]{{0,16}} {_N} (?:token|cop)[^.;]* (?:per|each) expert|"
         rf"(?:average|mean) over (?:the|all) \d+ experts (?:is|was|of) {_N} ",
     ),
-    "active": Name("n params", r"(?:total )?active(?: param(?:eter)?s)?(?: per token)?", r"(?i)\bactiv(?:e|ated?)\b"),
-    "all_params": Name(
-        "n params",
-        r"sum|total(?: param\w*)?|all param\w*|^(?:num |n )?param\w*",
-        r"(?i)in total|in all\b|of (?:its|the|our) [\d.]+ ?B",
-    ),
-    "routed": Name("n params", r"routed(?: experts?)?(?: param\w*)?", r"(?i)in (?:the )?(?:routed|experts)"),
-    "optimizer_bytes": Name("bytes", r"(?:adamw? )?optimizer(?: states?)?(?: size| memory)?", least=1e7),
-    "weight_bytes": Name("B/param", r"bits (?:/|per) ?weight|bpw"),
     "compression": Name("ratio", r"(?:compression )?(?:ratio|compression)(?: vs| over| to)? (?:fp16|bf16)"),
     "eta": Name("time", "(?!)", r"(?i)\b(?:eta|remaining|left)[ :=]+(\d+:\d\d:\d\d)\b"),
     "step_now": Name("n", "(?!)", r"(?i)\b(?:step|iter\w*):? (\d+) ?/ ?\d+"),
@@ -138,19 +104,9 @@ NAMES = {
     "tokens_out": Name("n", r"^total (?:num )?(?:generated|output) tokens"),
     "total_rate": Name("tokens_per_s", r"^total token throughput(?: tok/s)?"),
     "output_rate": Name("tokens_per_s", r"^output (?:token )?throughput(?: tok/s)?", r"\boutput tok"),
-    "whole_rate": Name(
-        "tokens_per_s",
-        r"(?<!token )(?<!input )(?<!output )(?<!gpu )(?<!user )(?:output (?:token )?)?throughput|"
-        rf"(?<!input ){_TOKENS_S}",
-    ),
-    "gpu_rate": Name(
-        "tokens_per_s", rf"per gpu (?:output |token )*throughput|throughput per gpu|{_TOKENS_S}[ /per]+gpu"
-    ),
-    "at_once": Name("n", r"^concurrency|^number of concurrent requests"),
     "cache_tokens": Name("n tokens", r"(?:gpu )?kv cache size|kv cache tokens"),
     "longest": Name("n", "(?!)", rf"(?i)concurrency for {_N} tokens"),
     "concurrency": Name("ratio", r"tokens per request"),
-    "request_cache": Name("bytes", "(?!)", r"(?i)\b(?:request|sequence) (?:takes|needs|uses|holds)\b"),
     "ttft": Name("time", r"ttft", r"(?i)\bttft\b|time to (?:the )?first token"),
     "tpot": Name("time s_per_token", r"tpot|itl", r"(?i)\b(?:tpot|itl)\b|inter-token"),
     "e2e": Name("time", r"e2e(?: latency| time)?|(?:total|request) latency", r"(?i)\be2el?\b|end[- ]to[- ]end"),
@@ -159,8 +115,6 @@ NAMES = {
         r"(?:output|completion|generated) tokens|(?:output|generation) len(?:gth)?",
         rf"{_N} (?:output|generated|new) tokens\b",
     ),
-    "draft_length": Name("n", r"k|(?:draft|num speculative) (?:len(?:gth)?|tokens)|gamma"),
-    "acceptance": Name("n percent", r"accept\w*(?: rate| prob\w*)?", r"accepted with (?:a )?prob\w+ (?:of )?(0?\.\d+)"),
     "drafted": Name(
         "n",
         r"(?:draft|spec(?:ulative)?) len(?:gth)?|(?:num )?(?:speculative|draft(?:ed)?) tokens|gamma|k",
@@ -178,26 +132,13 @@ NAMES = {
         rf"\b(\d+\.\d+) (?:accepted |emitted |output )?tokens (?:per|a|each|every) {_PASS}\b",
         most=99,
     ),
-    "speed_up": Name("ratio", r"speed ?up"),
-    "expected_length": Name("n ratio tokens token/item", r"tokens per (?:target )?(?:pass|step|verif\w*)"),
     # what a GPU does
     "registers": Name("n", r"(?<!limit )reg(?:ister)?s?(?: per thread)?", rf"{_N} reg(?:ister)?s\b"),
     "block_threads": Name(
         "n", r"block(?: size| dim)?|threads(?: per)?(?: block| cta)?", rf"{_N} threads\b(?! per SM)", 1024, 32
     ),
-    "resident_blocks": Name(
-        "n",
-        r"(?:ctas|blocks) per sm",
-        rf"(?i){_N} (?:ctas?|(?:thread )?blocks?) (?:per|on each|on an) SM\b|{_N} resident (?:ctas?|blocks?)\b",
-    ),
-    "limit_registers": Name("n", r"block limit registers"),
-    "limit_smem": Name("n", r"block limit shared mem"),
-    "limit_warps": Name("n", r"block limit warps"),
     "occupancy": Name("percent", r"theoretical|(?<!achieved )occup(?:ancy)?(?: %)?", r"(?i)theoretical occup"),
     "achieved_occupancy": Name("percent", r"achieved(?: occupancy)?"),
-    "sms": Name("n", r"# sms|(?:num )?sms|multiprocessors", rf"{_N} SMs\b"),
-    "grid": Name("n", r"grid size|(?:launch )?grid"),
-    "waves": Name("n", r"waves per sm"),
     "cycles": Name("cycles n", r"^(?:elapsed |sm )?cycles"),
     "sm_clock": Name("cycle/s", r"sm (?:frequency|clock)"),
     "duration": Name("time", r"(?:gpu |kernel )?duration"),
@@ -208,29 +149,11 @@ NAMES = {
     "data_rate": Name("bandwidth", r"(?:effective )?(?:memory )?data rate|memory speed", r"(?:data rate|per pin)"),
     "bus_width": Name("n bytes", r"(?:memory )?(?:bus|interface)(?: width)?"),
     "peak_bandwidth": Name("bandwidth", r"(?:=> ?)?(?:theoretical|peak)(?: memory)?(?: bandwidth)?"),
-    "compute_roof": Name("rate", r"compute (?:roof|peak)|peak (?:compute|flops)"),
-    "memory_roof": Name("bandwidth", r"memory (?:roof|bandwidth|peak)|peak (?:memory )?bandwidth"),
-    "ridge": Name("intensity", r"ridge(?: point)?|machine balance"),
     "flop": Name("flop n", r"flop|flop count"),
     "dram_bytes": Name("bytes", r"(?:dram|total|memory) bytes|bytes"),
     "flop_per_byte": Name("intensity", r"flops? per byte|arithmetic intensity|ai|intensity"),
-    "matrix_rows": Name("n", r"rows"),
-    "matrix_cols": Name("n", r"cols|columns"),
-    "nonzeros": Name("n", r"nnz|non ?zeros"),
-    "density": Name("n percent", r"density"),
-    "max_allocated": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?allocated(?: memory)?"),
-    "max_reserved": Name("bytes", r"(?:max|peak) (?:mem(?:ory)? )?reserved(?: memory)?"),
     "allocated": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?allocated(?: memory)?"),
     "reserved": Name("bytes", r"^(?:gi?b )?(?:mem(?:ory)? )?reserved(?: memory)?"),
-    "wavefronts": Name("n", r"(?:shared )?(?:load |store )?wavefronts"),
-    "requests": Name("n", r"(?:shared )?(?:load |store )?requests"),
-    "conflicts": Name("n", "(?!)", r"(\d+(?:\.\d+)?)-way bank conflict"),
-    "ns_day": Name("items_per_s", r"ns ?(?:/|per) ?day"),
-    "time_step": Name("n", "(?!)", r"(?:time ?)?step\w*(?: of|:| =|,)? (\d+(?:\.\d+)?) ?fs\b"),
-    "md_step": Name("time s_per_item", r"(?:[mun]?s|time) ?(?:/|per) ?step|step(?: time)?"),
-    "rtf": Name("n ratio", r"rtf|real ?time factor"),
-    "audio": Name("time", r"audio(?: duration| length| s)?"),
-    "processing": Name("time", r"(?:processing|inference|decod\w+|wall)(?: time)?(?: s)?"),
     "clients": Name(
         "n",
         r"clients|users|connections|concurrency",
@@ -259,33 +182,20 @@ NAMES = {
     ),
     "power_limit": Name("power", r"(?:enforced )?power limit(?: w)?|power cap"),
     "energy": Name("energy", r"energy(?: of the run| consumed| used)?", r"(?i)energy|drew|consum|used"),
-    "it_energy": Name("energy", r"it energy.*", r"(?i)\bIT energy"),
-    "metered": Name("energy", r"(?:facility|metered|building) energy|energy at the .*meter.*", r"(?i)\bmeter\b"),
-    "pue": Name("n", r"pue", r"PUE (?:of|=|is|was) ?(\d\.\d+)"),
-    "grid_carbon": Name("carbon/energy gCO2/J", r"carbon intensity", r"(?i)per kWh|/ ?kWh"),
-    "carbon": Name("carbon", r"(?:total )?(?:emissions|carbon)", r"(?i)CO2"),
     # input and output
-    "iops": Name("n params items", r"(?:read |write )?iops"),
-    "block_bytes": Name("bytes n params", r"bs|block(?: size)?|(?:request|io|message) size"),
-    "io_bandwidth": Name("bandwidth bytes", r"(?:read |write )?(?:bw|bandwidth|throughput)(?: bytes)?"),
-    "sample_rate": Name("items_per_s", r"(?:samples|images|img)(?:/| per )s(?:ec(?:ond)?)?"),
     "mfu": Name("percent", r"mfu"),
     "gpu_flops": Name("rate n", r"t?flops?(?:/s)?(?: per |/)gpu|(?:achieved|model) t?flops?(?:/s)?|^achieved"),
     "peak_flops": Name("rate n", r"(?:dense )?peak(?: (?:bf16|fp16|fp8|dense|t?flops?(?:/s)?))*"),
-    "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
     "batch": Name("n", rf"^(?:total |global )?{_BATCH}"),
     # parts of a whole, deviations
     "hits": Name("n", r"hits(?: total)?"),
     "misses": Name("n", r"misses(?: total)?"),
     "lookups": Name("n", r"(?:lookups|queries|accesses)(?: total)?"),
     "hit_share": Name("n percent", r"(?<!byte )hit (?:rate|ratio|share|fraction)", most=1.0),
-    "accepted": Name("n", r"accepted(?: draft)?(?: tokens)?"),
-    "proposed": Name("n", r"(?:drafted|proposed|draft)(?: tokens)?"),
     "top_1": Name("n percent", rf"(?:top ?|(?:pass|recall|acc|hits?)@)1{_ACCURACY}"),
     "top_5": Name("n percent", rf"(?:top ?|(?:pass|recall|acc|hits?)@)(?:5|10){_ACCURACY}"),
     "measured": Name("rate bandwidth", r"measured|achieved|actual|observed"),
     "roof": Name("rate bandwidth", r"roof(?:line)?|ceiling|bound|attainable"),
-    "mean_error": Name("n", rf"(?:mae|mean abs(?:olute)?){_ERROR}"),
-    "square_error": Name("n", r"rmse|(?:rms|root mean square) err(?:or)?"),
-    "most_error": Name("n", rf"(?<!tolerance )(?:max abs(?:olute)?|linf){_ERROR}"),
+    "sample_rate": Name("items_per_s", r"(?:samples|images|img)(?:/| per )s(?:ec(?:ond)?)?"),
+    "step_rate": Name("items_per_s", r"(?:steps|iterations|it)(?:/| per )s(?:ec(?:ond)?)?"),
 }

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from expertile.audit.facts import DIGITS, facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
-from expertile.audit.pattern import regex, says
+from expertile.audit.pattern import denied, regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Report, Row, Size
 from expertile.audit.rules.hardware import EQUATION, SHOWN, is_limit, on_sheet, own_words
@@ -51,7 +51,6 @@ _OTHER = regex(
     r"(?<!write)(?<!write-)combined"
 )
 _NODES, _SUMMED = regex(r"\W*(\d+) (?:nodes|hosts|servers|machines)\b"), regex(r"(?i)per step|gradient|reduc")
-_LESS = regex(r"compress|sparsif|\bsharp\b|local sgd|local steps|two ports|hierarch|powersgd|top-k")
 _LINKS = ("PCIe", "NVLink")
 _LINKS_OF = regex(
     rf"(?i)(?<![\w.-])(\d+|{'|'.join(DIGITS)}) (?:[\w.-]+ ){{0,2}}(?:links?|lanes|ports|bricks)"
@@ -106,7 +105,7 @@ def _part(text: str) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _parts(text: str) -> frozenset[str]:
-    return frozenset(list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text))
+    return frozenset(list(_PARTS)[int((m.lastgroup or "p0")[1:])] for m in _PART.finditer(text) if not denied(m, text))
 
 
 def _ways(text: str) -> int:
@@ -124,6 +123,7 @@ def _part_of(row: Row, q: Quantity, own: str) -> str:
     if row.kind == "table" and q.label == "dram":
         return "memory"
     over = f"{own} {row.lead[-120:] if row.kind == 'table' else ''}"  # "Host to Device" above a table
+    over += row.headings * (_ways(own) == 2)  # of copies
     block = row.report.blocks[row.block]
     if row.kind == "line" and block.kind == "code" and block.lines:  # above the lines of one
         over += f" {block.lines[0].text}"
@@ -184,7 +184,12 @@ def limits(report: Report) -> Iterator[Finding]:
                 lines = len(report.lines)
                 reach = lines if lines < (60 if q.kind in RATES[:2] else 3) else 29 if q.kind in RATES[:2] else 1
                 near = [s for s in stated if s.q and s.q.kind == q.kind and abs(s.q.line - q.line) <= reach]
-                yield from _beyond(row, q, own, near)
+                whole = [s for s in near if s.q and _flops(s.q) == _flops(q)]  # TOP/s are of integers
+                yield from _beyond(row, q, own, whole or near)
+
+
+def _flops(q: Quantity) -> bool:
+    return q.kind != "rate" or "fl" in f"{q.text} {q.label}".lower()
 
 
 def _of_clock(row: Row, q: Quantity) -> bool:
@@ -202,33 +207,6 @@ def _crossed(row: Row) -> Iterator[Quantity]:
         part = _part(own) or _part(f"{row.lead} {row.text}") * bool(ONE_WAY.search(row.text) or _OVER.search(row.text))
         if part in (*_LINKS, "network", "disk") and t.exact and re.search(r"(?i)\bin\b|tak|took|need|[:=] ?\d", own):
             yield replace(t, kind="bandwidth", value=held[0].value / t.value, text=f"{held[0].text} in {t.text}")
-
-
-def rings(report: Report) -> Iterator[Finding]:
-    """Times of an all-reduce in a ring of n nodes: each port sends 2 (n − 1) / n of the bytes (Patarasuk 2009)."""
-    lines = report.lines_of_text if re.search(r"\bring\b", report.text) and not says(_LESS, report.text) else []
-    ports = [q for r in lines for q in r.of("bandwidth") if _PORT.search(q.text)]
-    sums = {b.value.mid: b for r in lines for b in r.of("bytes") if _SUMMED.search(own_words(r, b))}
-    for row in lines if ports and len(sums) == 1 else ():
-        n, t = _NODES.match(row.text), row.only("time")
-        port, (b,) = max(ports, key=lambda q: q.value.mid), sums.values()
-        least = (b.value * (2 - 2 / max(float(n[1]), 1)) / port.value).mid if n else 0.0
-        if t and 0.2 * least < t.value.hi < 0.97 * least:
-            message = f"a ring of {n[1]} sends {b.text} × 2 · {int(n[1]) - 1} / {n[1]}" if n else ""
-            message += f", which takes {si(least, 's')} at {port.text}, not {t.text}: what else carries it?"
-            yield finding(QUESTION, "link", message, t, b, port)
-
-
-def slips(report: Report) -> Iterator[Finding]:
-    """A time at so many bits a second that the report's only bytes take at as many bytes."""
-    sizes = {b.value.mid: b for r in report.all_rows for b in r.of("bytes") if b.value.mid}
-    lines = [r for r in report.lines_of_text if len(sizes) == 1 and r.of("bandwidth") and not r.of("bytes")]
-    for two in (p for r in lines for p in itertools.pairwise(r.quantities)):
-        (q, t), (b,) = sorted(two, key=lambda x: x.kind), sizes.values()
-        bits = (q.kind, t.kind) == ("bandwidth", "time") and re.search("b(?:it|ps|/s)", q.text)
-        if bits and t.value.width < 0.2 and (q.value * t.value * 8).meets(b.value, 0.02):
-            message = f"{b.text} at {q.text} take {si(b.value.mid / q.value.mid, 's')}, not {t.text}: bits or bytes?"
-            yield finding(QUESTION, "unit", message, t, q, b)
 
 
 def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[Finding]:
@@ -288,6 +266,7 @@ def _beyond(row: Row, q: Quantity, own: str, stated: list[_Limit]) -> Iterator[F
     after = (b for a, b in itertools.pairwise(row.quantities) if a is q and b.kind == "percent" and b.exact)
     p = p or next(after, None)
     based = p and row.kind == "line" and _OF_ITS.match(row.text, p.end)
+    p = None if p and re.match(r" ?of the (?:local|other|same|first|former|single)\b", row.text[p.end :]) else p
     p = None if based and (not based[1] or based[1].rstrip(".,") not in limit.text) else p  # "92.4 % of 1008"
     # "45 % of the one-way limit" leaves no other open.
     ends = (1,) if p and _ways(p.words) and limit.ways else (1, 2, 0.5)
@@ -344,7 +323,7 @@ def _link(text: str, row: Row) -> _Limit | None:
     pcie = {(m["g"] or m["of"], m["n"] or m["lanes"]) for m in _PCIE.finditer(text)}
     pcie |= {(_SPEED[m[1]], m[2]) for m in _LSPCI.finditer(text)}
     pcie = {x for x in pcie if x[1] or not any(y[0] == x[0] and y[1] for y in pcie)}  # a CPU's "PCIe 4.0" beside
-    nvlink = re.search(rf"(?i){_PARTS['NVLink']}", text)
+    nvlink = "NVLink" in _parts(text)
     if len(pcie) == 1 and not nvlink:
         generation, lanes = pcie.pop()
         both = 2 * PCIE_LANES[generation] * int(lanes or 16)

@@ -5,19 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _WARP = 32
-# Warps, blocks and KiB of shared memory that a multiprocessor holds (CUDA C++ Programming Guide, "Compute
-# Capabilities"); of each block 1 KiB is the system's from 8.0 on.
-HOLDS = {
-    (7, 0): (64, 32, 96),
-    (7, 5): (32, 16, 64),
-    (8, 0): (64, 32, 164),
-    (8, 6): (48, 16, 100),
-    (8, 7): (48, 16, 164),
-    (8, 9): (48, 24, 100),
-    (9, 0): (64, 32, 228),
-    (10, 0): (64, 32, 228),
-    (12, 0): (48, 24, 100),
-}
+# Warps that a multiprocessor holds (CUDA C++ Programming Guide, "Compute Capabilities").
+HOLDS = {(7, 0): 64, (7, 5): 32, (8, 0): 64, (8, 6): 48, (8, 7): 48, (8, 9): 48, (9, 0): 64, (10, 0): 64, (12, 0): 48}
 _OPEN_LOOP = r"open.loop|poisson|rate.limit|think_?.?time|target rate"
 
 
@@ -70,17 +59,9 @@ FORMULAS = (
         sure=ASK,
         slack=0,
     ),
-    Formula("steps", "all_steps = epochs * epoch_steps", sure=ASK, slack=0.02, unless="resum|early.stop|stopped"),
-    Formula("time", "all_epochs = epochs * epoch_time", sure=2, slack=0.04, far=0.1, fit=2, reach="row"),
-    Formula("time", "train_time = epochs * dataset / sample_rate", sure=ASK, slack=0.04, unless="resum"),
+    Formula("tokens", "samples_seen = steps * global_batch", sure=ASK, slack=0, fit=3, reach="row", unless=_RESUMED),
     Formula("tokens", "tokens_seen = steps * step_tokens", sure=ASK, unless=_RESUMED),
     Formula("tokens", "tokens_seen = steps * global_batch * seq_len", sure=ASK, unless=_RESUMED),
-    Formula(
-        "bubble",
-        "bubble = (pp - 1) / (microbatches + pp - 1) | (pp - 1) / microbatches",
-        sure=2,
-        unless=r"(?<!non-)interleav|zero.bubble|virtual|dualpipe|chimera|measured bubble",
-    ),
     Formula(
         "perplexity",
         "ppl = exp(nll) | 2 ** nll",
@@ -91,14 +72,9 @@ FORMULAS = (
         unless="label.smooth|per.byte|per.word|z.loss|aux|moe",
     ),
     # Models.
-    Formula("parameters", "active = all_params - routed * (1 - topk / experts)", sure=ASK, slack=0.04),
     # Of a peak with its unit and without.
     Formula("MFU", "mfu = gpu_flops / 1000000000000 / peak_flops", sure=ASK, slack=0.03, reach="block"),
     Formula("MFU", "mfu = gpu_flops * 1000000000000 / peak_flops", sure=2, slack=0.03, reach="row"),
-    Formula(
-        "KV cache", "kv_cache = kv_token * kv_tokens * kv_sequences", reach="block", slack=0.03, unless="paged|shared"
-    ),
-    Formula("routing", "assignments = layer_tokens * topk", sure=ASK, unless=_DROPPED),
     Formula(
         "routing",
         "expert_load = layer_tokens * topk / experts | ceil(layer_tokens * topk / experts) | "
@@ -106,20 +82,11 @@ FORMULAS = (
         sure=2,
         unless=rf"{_DROPPED}|padd|align|capacity|(?:activ\w+|hit|used) experts|experts (?:are )?(?:hit|used)",
     ),
-    Formula(
-        "memory",
-        "optimizer_bytes = " + " | ".join(f"params * {n}" for n in (8, 12, 2, 4, 6, 10, 14, 16)),
-        sure=ASK,
-        slack=0.06,
-        unless=r"shard|zero|fsdp|per gpu|8-bit|adafactor|lion|muon|sgd|lora|offload|moe",
-    ),
-    Formula("compression", "compression = 2 / weight_bytes", slack=0.02, fit=2, reach="row"),
     Formula("remaining time", "eta = (last_step - step_now) * step_seconds", slack=0.03, far=0.3, fit=2, reach="row"),
     # Serving (vLLM's log; Leviathan et al. 2023, arXiv:2211.17192, for the expected length).
     Formula("tokens/s", "output_rate = tokens_out / benchmark_time", far=0.05, reach="block"),
     Formula("tokens/s", "total_rate = (tokens_in + tokens_out) / benchmark_time", far=0.05, reach="block"),
     Formula("concurrency", "concurrency = cache_tokens / longest", unless="sliding|hybrid"),
-    Formula("memory", "request_cache <= gpu_memory / concurrency", sure=ASK, unless="offload"),
     Formula(
         "latency",
         "e2e = ttft + (output_tokens - 1) * tpot | ttft + output_tokens * tpot",
@@ -127,8 +94,6 @@ FORMULAS = (
         reach="row",
         keys=_STATISTIC,
     ),
-    Formula("speculation", "expected_length = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)", fit=2),
-    Formula("speculation", "speed_up <= expected_length", sure=ASK, slack=0.03, reach="row"),
     Formula("speculation", "accepted_length <= drafted + 1", unless=_TREE),
     Formula(  # of one sequence, where there is a draft at all
         "speculation",
@@ -136,33 +101,19 @@ FORMULAS = (
         unless=rf"{_TREE}|\A(?!(?s:.*)(?:draft|specul))|medusa|beam|candidates|concurren|"
         r"(?<!one )(?<!single )\b(?:users|streams)|(?:batch|\bbs)(?!(?:[ _-]size)?(?: of| is|[ :=_-])*(?:1|one)\b)",
     ),
-    Formula("throughput", "gpu_rate = whole_rate / world | whole_rate / (tp * pp)", sure=ASK, slack=0.02),
     # Both are sums of the requests' times over the time of the benchmark (sglang, TensorRT-LLM, siege).
-    Formula("concurrency", "at_once = request_rate * mean_latency if at_once % 1 else at_once", 0, 0.03, 0.1),
-    Formula("real-time factor", "rtf = processing / audio | audio / processing", 2, 0.03, 0.2, reach="row"),
     # GPUs (Nsight Compute's metrics; the roofline of Williams et al. 2009).
     Formula("occupancy", "occupancy <= resident(registers, block_threads, warps_per_sm)", slack=0.03),
-    Formula("occupancy", "resident_blocks <= floor(65536 / (ceil(registers / 8) * 8 * block_threads))"),
     Formula("occupancy", "achieved_occupancy <= occupancy", slack=0.02, reach="block"),
-    Formula("waves", "waves = grid / (sms * min(limit_registers, limit_smem, limit_warps))", slack=0.02, reach="block"),
     Formula("cycles", "duration = cycles / sm_clock", slack=0.03, reach="block"),
     Formula("IPC", "ipc <= issue_slots", reach="row", unless=r"\bperf stat|cpu cycles"),
     Formula("peak", "fp32_peak = cores * 2 * boost_clock | cores * boost_clock | cores * 4 * boost_clock", slack=0.02),
     Formula("bandwidth", "peak_bandwidth = data_rate * bus_width", slack=0.02, reach="block"),
-    Formula("ridge", "ridge = compute_roof / memory_roof", slack=0.03, reach="block"),
     Formula("intensity", "flop_per_byte = flop / dram_bytes", slack=0.02, reach="row"),
-    Formula("density", "density = nonzeros / (matrix_rows * matrix_cols)", slack=0.02, reach="row"),
-    Formula("conflicts", "conflicts = wavefronts / requests", slack=0.03, reach="block"),
-    Formula("throughput", "ns_day * 86400 = time_step * 0.0864 / md_step", sure=ASK, slack=0.03),
     # Parts are no more than the whole, nor a mean more than its root mean square, nor that more than the greatest.
     Formula("ratio", "hit_share = hits / (hits + misses) | hits / lookups", reach="block"),
-    Formula("ratio", "acceptance = accepted / proposed", reach="block"),
     Formula("order", "top_1 <= top_5", reach="block"),
     Formula("order", "measured <= roof", sure=ASK, slack=0.02, reach="row"),
-    Formula("order", "mean_error <= square_error", reach="block"),
-    Formula("order", "square_error <= most_error", reach="block"),
-    Formula("order", "mean_error <= most_error", reach="block"),
-    Formula("memory", "max_allocated <= max_reserved", reach="row"),
     Formula("memory", "allocated <= reserved", reach="row", unless="slots?\\b|quota|slurm"),
     # Figures that count something, and what they make.
     Formula(
@@ -180,18 +131,8 @@ FORMULAS = (
         unless=_OPEN_LOOP + r"|tokens?\b",
     ),
     Formula("ratio", "wer = (substitutions + deletions + insertions) / words", slack=0.01, reach="block"),
-    # Energy and carbon.
+    # Energy.
     Formula("power", "mean_power <= power_limit", slack=0.1, reach="row", unless=r"\bgpus\b|\bwall|server|chassis"),
-    Formula("energy", "metered = it_energy * pue", sure=ASK, slack=0.02),
-    Formula(
-        "carbon",
-        "carbon = energy * grid_carbon | energy * pue * grid_carbon",
-        sure=ASK,
-        slack=0.04,
-        unless="offset|embodied .*includ",
-    ),
-    # Input and output; hosts.
-    Formula("throughput", "iops = io_bandwidth / block_bytes", slack=0.04, reach="block", unless="bssplit|mixed"),
     Formula(
         "throughput", "sample_rate = step_rate * batch | step_rate * batch * world | step_rate * batch * accum", ASK
     ),

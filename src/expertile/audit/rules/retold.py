@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from statistics import median_high
 
 from expertile.audit.facts import NUMBERS, facts
 from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
@@ -77,8 +76,6 @@ def retold(report: Report) -> Iterator[Finding]:
         yield from _slips(row, near)
         if earlier:
             continue
-        yield from _from_to(row, [*{g.block: g for g in reversed(above)}.values()])  # none turned
-        yield from _grown(row, above) if len(row.quantities) > 2 else ()
         yield from headlines.won(row, long)
         for q in (q for q in row.quantities if q.value.mid and not _DENIED.search(row.text[: q.start])):
             if q.exact and q.text[0] not in "+-−":
@@ -94,41 +91,6 @@ def retold(report: Report) -> Iterator[Finding]:
                 elif q.kind in TYPED and q.kind != "bytes" and near[0].drawn:
                     rows = [r for _, rows in named for r in rows if len(named) == 1]
                     yield from _other_figure(row, q, cells, rows, bool(below))
-
-
-def _from_to(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "From 1,482 s to 1,041 s" beside the one row that has 1482, and 961 in another column."""
-    for x, y in itertools.pairwise(row.quantities):
-        if (
-            x.kind != y.kind
-            or not re.search(r"\bfrom \W*$", row.text[: x.start])
-            or not (x.exact and y.exact and mid(x))
-        ):
-            continue
-        bare = mid(x) / digits(x)  # of cells without a unit
-        cells = [(r, c) for g in grids for r in g.rows for c in r.of(x.kind, "number")]
-        held = [(r, c, c.plain * (1.0 if c.kind == x.kind else bare)) for r, c in cells]
-        own = {r for r, _, v in held if v.meets(x.plain) and v.width < 0.01}
-        rest = [c for r, c, v in held if r in own and not v.meets(x.plain) and 0.5 < v.mid / mid(y) < 2]
-        if len(own) == len(rest) == 1 and not any(v.meets(y.value, 0.01) for *_, v in held):
-            message = f"line {rest[0].line} has {rest[0].text} beside {x.text}, not {y.text}: is it of the same row?"
-            yield finding(QUESTION, "retold", message, y, rest[0])
-
-
-def _grown(row: Row, grids: list[Grid]) -> Iterator[Finding]:
-    """ "At 131,072 tokens A needs 16 GiB, B 40 GiB and C 7 GiB": so many times what their rows have, but for one."""
-    for g, kind in itertools.product(grids, ("time", "bytes", "money")):
-        figures = [q for q in row.of(kind) if q.exact and mid(q)]
-        starts = [0, *(q.end for q in figures)]
-        told = [(q, _named(g, row, row.text[at : q.start])) for at, q in zip(starts, figures[:9], strict=False)]
-        for c in g.columns(kind) if len(told) > 2 and all(len(rows) == 1 for _, rows in told) else ():
-            made = [(q, x, q.plain / x.plain) for q, rows in told if (x := rows[0].figure(c))]
-            middle = median_high(m.mid for *_, m in made) if len({x.line for _, x, _ in made}) > 2 else 0.0
-            odd = [(q, x) for q, x, m in made if middle and not m.meets(middle, 0.01)]
-            for q, x in odd if len(odd) == 1 else ():
-                message = f"line {x.line} has {x.text}, all others are {middle:.3g} times theirs, not {q.text}"
-                yield finding(QUESTION, "retold", f"{message}: is it of the same row?", q, x)
-                return
 
 
 def _slips(row: Row, grids: list[Grid]) -> Iterator[Finding]:
@@ -212,10 +174,6 @@ def _of_tables(
     text = f" {' '.join(words_of(row.clause(q)))} "
     typed_of = [*typed, *_PRICED] if _PER_THING.search(row.text) else typed
     made = [max(x, 1 / x) for g, rows in held for x in _made(g, rows, typed_of, text, heading)]
-    # Of one problem there may be a table for each format.
-    for (_, some), (_, others) in itertools.combinations(held if named else (), 2):
-        pairs = [(a, b) for r, s in itertools.product(some, others) for k in typed for a in r.of(k) for b in s.of(k)]
-        made += [max(x, 1 / x) for a, b in pairs if mid(a) and mid(b) for x in (mid(a) / mid(b),)]
     # Its own figures, and others of the text, may be compared with the rows and with each other.
     of_table = {r.line for g, _ in held for r in g.rows}
     near = [r for r in row.report.lines_of_text if abs(r.line - row.line) < 30 and r.line not in of_table]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from expertile.audit.facts import facts
 from expertile.audit.finding import IMPOSSIBLE, INCONSISTENT, QUESTION, UNIT_OF, Finding, finding, si
 from expertile.audit.interval import NUMBER, Interval, printed
 from expertile.audit.pattern import regex
@@ -22,7 +23,7 @@ _OF = regex(
 )
 _WITH_ATTENTION = regex(r"attention[_ ](?:flops?|per[_ ]token)|(?:plus|with|incl\w*) (?:the )?attention")
 _MFU = regex(r"(?i)(?<![a-z])mfu(?![a-z])|model flops? utili[sz]ation")
-_SIX = regex(r"(?i)\b6 ?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
+_SIX = regex(r"(?i)\b6 ?(?:FLOPs? per )?[·*×x]? ?(?:N\b|(?:the )?(?:number of )?param\w*)(?!\W{0,3}(?:\+|plus))")
 _BARE = regex(rf"(?<![\w.,]){NUMBER}(?![\w.,]*\w| ?[x×%])")
 # What no more than 100 % can be of.
 _OF_ALL = regex(
@@ -99,8 +100,17 @@ def _share(row: Row, kind: str, stated: list[Quantity], here: list[Quantity]) ->
     # A column "peak" without a unit counts in that of the figure.
     near |= any(part.meets(x.plain * scale, 0.03) for x in row.of("number") if _PEAK.search(x.label.lower()))
     gib = kind == "bandwidth"
-    near |= not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
+    made = not of and any(part.meets(x, slack) or (gib and (part * 1.0737).meets(x, 0.02)) for x in other)
     base = (*here, *stated, None)[0]
+    # Of a peak that the report never states, beside the one that it does.
+    one = len({s.value.mid for s in stated}) == 1 == len(row.report.everything.of("devices")) and not near and made
+    if one and base and kind == "rate" and not here and 0.4 < part.mid / base.value.mid < 2.6:
+        counts = [n for n in gpu_counts(row) if part.meets(base.value.mid * n, slack)]
+        apart = {*facts(base.label).of("formats")} and formats and not {*facts(base.label).of("formats")} & {*formats}
+        if not (counts or apart):
+            message = f"{q.text} of the {base.text} of line {base.line} is {100 * rate.mid / base.value.mid:.3g} %"
+            yield finding(QUESTION, "share of peak", f"{message}, not {p.text}: of which peak?", p, q, base)
+    near |= made
     if not near and (base or (len(row.devices) == 1 and known and (kind == "bandwidth" or formats))):
         peak, line, name = (base.value.mid, base.line, base.text) if base else (known[0], row.line, "")
         text = q.text if q.kind == kind else f"{q.text} a time"
@@ -150,6 +160,9 @@ def _mfu(row: Row) -> Iterator[Finding]:
     peaks = [(x, 5.1) for d in row.devices for f in formats if both and (x := d.sparse_peak(f))]
     peaks += [(x, 5.1 if train else 1.7) for d in row.devices for f in formats if (x := d.peak(f))]
     stated = [x.value.mid for x in row.of("rate") if on_sheet(row, x)]  # the peak meant
+    if report.everything.foreign and not peaks and not stated:  # the only one that the report has
+        stated = [*{x.value.mid for r in report.lines_of_text for x in r.of("rate")}]
+        stated = stated if len(stated) == 1 else []
     peaks = [(x, 5.1) for x in stated] or peaks
     counts = row.facts.of("gpus") or ((row.own["gpus"],) if "gpus" in row.own else gpu_counts(row))
     work = [(q, n * q.value.mid / g) for q in rates for g in ((1.0,) if q.per_device else counts)]
@@ -158,7 +171,7 @@ def _mfu(row: Row) -> Iterator[Finding]:
         known = stated or [x for d in row.devices for x in peaks_of(d, [*formats])]
         shares = ((6 * rate / x, q) for x in known for q, rate in work)
         best, q = min(shares, key=lambda of: abs(of[0] - p.value.mid))
-        at = f"{n / 1e9:.3g} B parameters at {q.text}" + f" on {row.devices[0].name}" * (not stated)
+        at = f"{n / 1e9:.3g} B parameters at {q.text}" + "".join(f" on {d.name}" for d in row.devices[: not stated])
         message = f"{at} are an MFU of {100 * best:.3g} %, not {p.text}: on how many GPUs, of which peak?"
         yield finding(QUESTION, "MFU", message, p, q)
 

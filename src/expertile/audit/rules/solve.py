@@ -12,7 +12,7 @@ from expertile.audit.finding import INCONSISTENT, QUESTION, UNIT_OF, Finding, fi
 from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity, is_tpot, same_statistic
 from expertile.audit.records import digits
-from expertile.audit.report import Report, Row
+from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import EQUATION
 from expertile.audit.rules.terms import COMMS, GIB, IF, SINGLE, WRITTEN, Law, combine, derived, drafts, law_of, terms
 from expertile.audit.rules.work import ONE, Term, total_of
@@ -55,12 +55,18 @@ def _sure(row: Row, law: Law, combo: tuple[Term, ...]) -> bool:
 
 def rows(report: Report) -> Iterator[Finding]:
     """Where one of its figures stands in the sentences around it asks."""
-    small = [row for grid in report.tables for row in grid.rows if len(grid.rows) < 3 or row.of("$/token", "$/item")]
+    mixed = {g.block for g in report.grids if any({"rate", "bandwidth"} <= _kinds(g, c) for c in range(len(g.header)))}
+    few = [g for g in report.tables if len(g.rows) < 3 or (g.block in mixed and g.drawn)]
+    small = [row for g in report.tables for row in g.rows if g in few or row.of("$/token", "$/item")]
     for whole in (r for r in (*report.rows, *small) if r.quantities):
         for row in whole.parts():
             alone = report.blocks[row.block].kind != "code" and not _HENCEFORTH.match(row.text)
             if (held := terms(row)) and (len(held) > 1 or not alone):
                 yield from _solve(row, held)
+
+
+def _kinds(grid: Grid, column: int) -> set[str]:
+    return {q.kind for q in grid.column(column) if q}
 
 
 def _by_kind(some: Iterable[Term]) -> dict[str, list[Term]]:
@@ -108,7 +114,8 @@ def _around(row: Row) -> list[Term]:
     lines = [r for r in block if abs(r.line - row.line) < (14 if kind == "code" else 4)]
     if several and row.kind == "line":  # but for the one amount that its block states
         amounts = [t for r in block for t in terms(r) if t.figure and t.kind in ("bytes", "flop", "tokens", "items")]
-        return amounts if len(amounts) == 1 else []
+        close = [t for t in amounts if any(0 < row.line - n < 4 for n in t.lines)]
+        return next((some for some in (amounts, close) if len({t.kind for t in some}) == len(some) > 0), [])
     lines = [] if row.kind != "line" else lines or block * (kind == "prose")
     # "… for the same array" lends what the sentence before says of it; else one of several kinds is about itself.
     same = re.search(r"(?i)\bsame\b|\bthis (?:is|costs?|makes)\b|\b(?:it|we|ours) (?:takes?|took|need\w*)\b", row.text)

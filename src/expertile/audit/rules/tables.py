@@ -122,21 +122,6 @@ def _proportions(grid: Grid, passes: bool = True) -> Iterator[Finding]:
                 yield from _odd_row(grid, target, some, timed, passes, found, rest)
 
 
-def slips(report: Report) -> Iterator[Finding]:
-    """A figure that differs from all others of its column, which are alike, as bits do from bytes and ms from s."""
-    for grid in (g for g in report.tables if len(g.body) > 4):
-        for c in grid.columns(*TYPED):
-            cells = [q for r in grid.body if (q := r.figure(c))]
-            middle = median_high(q.value.mid for q in cells) if cells else 1.0
-            odd = [q for q in cells if not 0.9 < q.value.mid / middle < 1.1]
-            off = max(odd[0].value.mid / middle, middle / odd[0].value.mid) if len(odd) == 1 and len(cells) > 4 else 0.0
-            steps = (*((8.0,) if odd and odd[0].kind in ("bandwidth", "bytes") else ()), 1e3, 1024.0, 1e6)
-            if any(abs(off / step - 1) < 0.1 for step in steps):
-                like = next(q for q in cells if q.value.mid == middle)
-                message = f"{off:.4g} times off {like.text} of line {like.line} and all other rows: in which unit?"
-                yield finding(QUESTION, "unit", message, odd[0], like)
-
-
 def _round(f: _Factor) -> bool:
     """Whether numbers are such as are chosen: few rows of powers of two, and of ten."""
     return len(f.cells) < 8 and all(x.mid < 1000 or x.mid % 8 == 0 or x.mid % 100 == 0 for x in f.cells.values())
@@ -193,8 +178,6 @@ def _odd_row(
         return
     row, should = grid.body[odd[0]], middle * made[odd[0]].mid
     q, off = row.figure(target.column), (factors[odd[0]] / middle).mid
-    if q is None and (x := row.bare.get(target.name.lower())):  # of a log's line
-        q = Quantity("number", exact(x), f"{x:.0f}", target.name, row.line)
     known = timed and -1 - target.column in found
     if q is None or known or not off or not (timed or pure or _varies(made[r] for r in made if r not in odd)):
         return

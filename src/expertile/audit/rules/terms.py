@@ -35,7 +35,7 @@ ONE_WAY = regex(
     r"(?i)h2d|d2h|host.(?:to|->).device|device.(?:to|->).host|unidir|one[- ]way|"
     r"(?:per|one|each|je) (?:direction|way|richtung)|"
     r"from (?:\w+ )?host|into (?:each|every|the|a) (?:gpu|rank)|to the (?:gpu|device)|(?:to|from) (?:the )?cpu|loading|"
-    r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?bw|reads? from|writes? to|"
+    r"upload|download|h->d|d->h|pinned|transferring|sending|\bsent\b|received|bus ?b(?:w|andw)|reads? from|writes? to|"
     r"\(row\) (?:->|<-)(?!>)|(?<!bidirectional_)memcpy_(?:read|write)"
 )
 BOTH_WAYS = regex(r"(?i)bi-?dir|both|duplex|\bsummed|together|in total|two[- ]way|aggregat|<->|\bbeid(?:e|seit)")
@@ -73,11 +73,11 @@ _COUNT = regex(r"(?i)\bparam\w*\"?[ :=|]+(\d[\d,]{8,}|\d\.?\d*e\+?\d+)(?![\d.,])
 MODEL = regex(
     r"(?i)(?<![\w.])(?<!\d,)(\d,\d{3}(?=m)|\d+(?:\.\d+)?)"
     r"(?:([bm])\b(?! ?(?:tokens|/s|gpu[ -]?h|rows|elem|param\w* active))|"
-    r" ([bm])(?:illion)? (?=param|weights)(?!\w+ active))"
+    r" ([bm])(?:illion)? (?=param|weights|(?:dense )?(?:model|decoder|transformer)\b)(?!\w+ active))"
 )
 SINGLE = regex(
     r"(?i)batch(?:[ -]?size)?[ =:-]*(?:of |is )?(?:1|one)\b|(?:one|single)[ -](?:stream|user|request|sequence|prompt|"
-    r"client|batch)\b|\bbs ?=? ?1\b|(?:no|without) batching|\btg ?\d"
+    r"client|batch)\b|\bbs ?=? ?1\b|\bn_gen\W+[1-9]|(?:no|without) batching|\btg ?\d"
 )
 _USED = (
     regex(r"(?<![\w.])(\d[\d.]*)(?: ?b)? of (?:the )?\d[\d.]* ?b (?:param\w* )?(?:are )?active"),
@@ -228,13 +228,6 @@ def drafts(report: Report) -> bool:
     return says(_DRAFTED, report.text)
 
 
-def _files(row: Row) -> list[Quantity]:
-    """The sizes of the files of weights, each beside its name, of the one model that a table's row names."""
-    models = {q.value.mid for q in row.of("params")} if row.kind == "table" else set()
-    named = (r for r in row.report.lines_of_text if len(models) == 1 and r.of("bytes") and _FILE.search(r.text))
-    return [r.of("bytes")[0] for r in named if {*_models(r.text)} == models]
-
-
 def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     """The bytes of weights that the memory yields for each token of a single stream, or for any `step`."""
     report, batch, n = row.report, row.size("batch"), parameters(row)
@@ -258,7 +251,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     )
     if drafted or (several and not step):
         return None
-    formats = row.facts.of("formats")
+    formats = facts(re.sub(r"(?i)\bkv\b[^;.]*", "", row.text)).of("formats")  # not the cache's
     like = (r for r in report.lines_of_text if not formats or {*formats} & {*r.facts.of("formats")})
     held = [b for r in (*like, row) for b in r.of("bytes") if b.exact]
     sized = row.kind == "table" and (row.of("params") or _FILE.search(row.text))  # "| size | params |" are the model's
@@ -270,7 +263,7 @@ def weights(row: Row, q: Quantity, step: bool = False) -> Term | None:
     ]
     formats = formats or report.everything.of("formats")
     formats = formats if len(formats) == 1 else facts(" ".join(_OF_WEIGHTS.findall(report.text))).of("formats")
-    held = [b for b in held if b in row.quantities] or held or _files(row)
+    held = [b for b in held if b in row.quantities] or held
     if len({b.value.mid for b in held}) == 1 and (every or _whole(row, report.text)):
         return Term("B/token", held[0].value, f"{held[0].text} of weights", (held[0].line,))
     if n and len(formats) == 1:

@@ -14,7 +14,7 @@ from expertile.audit.pattern import regex
 from expertile.audit.quantity import Quantity
 from expertile.audit.report import Grid, Report, Row
 from expertile.audit.rules.hardware import end_before, on_sheet
-from expertile.audit.units import TYPED, unit_of_name
+from expertile.audit.units import RATES, TYPED, unit_of_name
 
 _TOTAL = regex(
     r"(?i)\btotal\b|^\W*(?:whole|full|entire) \w+\W*$|\bsum\b|\b(?:al)?together\b|\bin all\b|"
@@ -89,9 +89,20 @@ def totals(report: Report) -> Iterator[Finding]:
     for _, some in itertools.groupby(enumerate(stages), lambda at: (at[1].block, at[1].line - at[0])):
         parts = [[q for q in row.quantities if q.kind != "params"] for _, row in some]
         yield from _added([each[0] for each in parts if len(each) == 1])
+    for rule, below in itertools.pairwise(stages):
+        if below.block == rule.block and re.fullmatch(r"\s*[-=_─]{4,}\s*", rule.text) and len(below.quantities) == 1:
+            yield from _under(below.quantities[0], [r for r in stages if r.block == rule.block and r.line < rule.line])
     small = [row for grid in report.grids for row in grid.rows if len(grid.rows) < 3]
     for row in (*(r for r in report.rows if r.kind == "record"), *small):
         yield from _added(row.quantities)
+
+
+def _under(q: Quantity, above: list[Row]) -> Iterator[Finding]:
+    """What stands under a drawn rule, as the sum of the lines of one figure right above it."""
+    alike = itertools.takewhile(lambda r: [x.kind for x in r.quantities if x.exact] == [q.kind], above[::-1])
+    parts = [r.quantities[0] for r in alike]
+    if 3 <= len(parts) <= 12 and q.kind in ("time", "bytes", "money", "energy"):
+        yield from _made_of(q, parts, True, False, whole=True)
 
 
 def _added(figures: list[Quantity]) -> Iterator[Finding]:
@@ -106,10 +117,12 @@ def _added(figures: list[Quantity]) -> Iterator[Finding]:
     yield from _made_of(totals[0], parts, True, False)
 
 
-def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool) -> Iterator[Finding]:
-    """A sum, of which one part may be left out, or a mean that the parts do not make."""
+def _made_of(q: Quantity, parts: list[Quantity], total: bool, mean: bool, whole: bool = False) -> Iterator[Finding]:
+    """A sum, of which one part may be left out but for a `whole`, or a mean that the parts do not make."""
     means = may_come_to([x.value for x in parts], total and not mean)
-    means += [m for x in parts if total for m in may_come_to([y.value for y in parts if y is not x], True)]
+    means += [
+        m for x in parts if total and not whole for m in may_come_to([y.value for y in parts if y is not x], True)
+    ]
     slacks = [0.03 if total else 0.012, *(0.005 for _ in means)]
     far = not 0.1 < means[0].mid / q.value.mid < 10  # it is of something else
     if not far and not any(q.value.meets(m, slack) for m, slack in zip(means, slacks, strict=False)):
@@ -255,6 +268,18 @@ def shared(report: Report) -> Iterator[Finding]:
             held = [q for q in held if not re.match(r"(?i)(?:gpu|card|board|device)\b", q.after)]  # "one 80 GB card"
             for a, b in itertools.pairwise(sorted(held, key=lambda q: q.start)) if len(held) < 4 else ():
                 yield from _pair(row, a, b)
+    small = [r for g in report.grids for r in g.rows if len(g.rows) < 3]
+    for row in (*(r for r in report.rows if r.kind == "record"), *small):
+        for kind in RATES:  # "tokens/s" and "tokens/s/GPU"
+            held = [q for q in row.of(kind) if q.exact and q.value.mid and not on_sheet(row, q)]
+            each, whole = ([q for q in held if q.per_device == own] for own in (True, False))
+            ns = {*report.everything.of("gpus"), *([row.own["gpus"]] if "gpus" in row.own else [])} - {1.0}
+            if (
+                len(each) == len(whole) == 1
+                and ns
+                and not any((whole[0].plain / each[0].plain).meets(n, 0.02) for n in (*ns, 1.0))
+            ):
+                yield from _not_shared(each[0], whole[0], ns, 20.0)
 
 
 def _name(noun: str | None) -> str:
@@ -308,8 +333,14 @@ def _pair(row: Row, a: Quantity, b: Quantity) -> Iterator[Finding]:
     times = whole.plain / one.plain
     ns = counts.get("" if direct and "" in counts else noun) or {*row.report.everything.of("gpus")} - {1.0}
     if ns and times.lo > 1 and not any(times.meets(n, 0.05) for n in ns):
-        n = min(ns, key=lambda n: abs(times.mid / n - 1))
-        made = si((one.value * n).mid, UNIT_OF.get(one.kind, ""))
+        yield from _not_shared(one, whole, ns)
+
+
+def _not_shared(one: Quantity, whole: Quantity, ns: set[float], most: float = 3.0) -> Iterator[Finding]:
+    """What one of `ns` has is not what all have."""
+    times = whole.plain / one.plain
+    n = min(ns, key=lambda n: abs(math.log(times.mid / n)))
+    made = si((one.value * n).mid, UNIT_OF.get(one.kind, ""))
+    if (times / n).meets(1.0, most):
         message = f"{n:.0f} × {one.text} is {made}, not {whole.text}: of how many is it?"
-        if (times / n).meets(1.0, 3.0):
-            yield finding(QUESTION, "product", message, one, whole)
+        yield finding(QUESTION, "product", message, one, whole)
