@@ -20,7 +20,6 @@ Triton's sorts id * 1024 + slot.
 """
 
 from collections.abc import Callable
-from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,9 +44,9 @@ _WARPS = 8  # of a program of `_permute.cu`
 # Up to so many slots Triton's sort is as fast as `_permute.cu`; from so many on a program of that takes 1024, else 512.
 _FEW, _LARGE = 256, 2**17
 _PARAMETERS = {  # of its kernels: addresses, then integers
-    "count_slots": (c_void_p,) * 2 + (c_int32,) * 3,
-    "scan_counts": (c_void_p,) * 2 + (c_int32,) * 2,
-    "place_slots": (c_void_p,) * 7 + (c_int32,) * 4,
+    "count_slots": (nvrtc.ADDRESS,) * 2 + (nvrtc.INT,) * 3,
+    "scan_counts": (nvrtc.ADDRESS,) * 2 + (nvrtc.INT,) * 2,
+    "place_slots": (nvrtc.ADDRESS,) * 7 + (nvrtc.INT,) * 4,
 }
 
 
