@@ -47,13 +47,19 @@ def test_impact():
 
 
 def test_bench_prints_json_alone(tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import sys, torch\nsys.stdout.write('it is loaded\\n')\ndef fn(a, b, offs):\n    print('it is called')\n"
+        "    return torch.nn.functional.grouped_mm(a, b, offs=offs)\n"
+    )
     (tmp_path / "one.toml").write_text(
         'include = ["loop"]\nquick = true\nrounds = 3\n[[workload]]\nname = "tiny"\ndtype = "fp32"\nn = 32\nk = 64\n'
         "group_sizes = [5, 0, 27]\n"
     )
-    done = expertile("bench", "--config", "one.toml", "--no-html", "--json", cwd=tmp_path)
+    loud = ("--candidate", "loud.py:fn")
+    done = expertile("bench", "--config", "one.toml", *loud, "--no-html", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
-    assert {r["backend"] for r in found["records"]} == {"loop", "dense", "copy"}
+    assert {r["backend"] for r in found["records"]} == {"loop", "loud.py:fn", "dense", "copy"}
+    assert "it is loaded" in done.stderr and "it is called" in done.stderr
     assert found["verdict"] and "Records:" in done.stderr
 
 

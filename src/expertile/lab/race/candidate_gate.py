@@ -24,7 +24,7 @@ from expertile.lab.race.operands import make_operands
 from expertile.lab.race.operator import Call, Inputs, Rival, Verdict, Workload
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import GroupedWorkload
-from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Problem
 
 _REPEATS = 8  # calls after the gate, to bring out a crash that does not come at once
@@ -204,8 +204,26 @@ def judge(backend: Backend, workload: GroupedWorkload, device: torch.device, see
         return _failed(failure_of(error, device).reason)
 
 
+def judge_again(backend: Backend, workload: GroupedWorkload, inputs: Inputs, seed: int) -> Verdict:
+    """Judge a candidate that was timed on `inputs`, with new values in their memory. One that answers from what it
+    kept of an earlier call, or computes in the gate alone, is wrong."""
+    device = inputs[0].device
+    try:
+        fresh = make_operands(workload, device, seed)
+        for held, new in ((inputs[0], fresh.a), (inputs[1], fresh.b)):
+            held.data.copy_(new)  # of `data`: no count of versions tells
+        del fresh, new
+        return _judge_on(backend, workload, Operands(*inputs))
+    except Exception as error:
+        return _failed(failure_of(error, device).reason)
+
+
 def _judge_once(backend: Backend, workload: GroupedWorkload, device: torch.device, seed: int) -> Verdict:
-    operands = make_operands(workload, device, seed)
+    return _judge_on(backend, workload, make_operands(workload, device, seed))
+
+
+def _judge_on(backend: Backend, workload: GroupedWorkload, operands: Operands) -> Verdict:
+    device = operands.a.device
     problem = Problem.from_tensors(operands.a, operands.b, operands.offs)
     sizes = workload.group_sizes
     config = backend.configs(problem, Device.current(device))[0]
