@@ -1,6 +1,9 @@
 """--json: what a script reads is one JSON value on standard output, and all of it."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -61,6 +64,17 @@ def test_bench_prints_json_alone(tmp_path):
     assert {r["backend"] for r in found["records"]} == {"loop", "loud.py:fn", "dense", "copy"}
     assert "it is loaded" in done.stderr and "it is called" in done.stderr
     assert found["verdict"] and "Records:" in done.stderr
+
+
+def test_a_terminal_without_utf8_ends_no_command(tmp_path):
+    append(tmp_path / "gpu" / "a.jsonl", timed(1e-3), timed(2e-3, run="r2", date="2026-11-22"))
+    command = [sys.executable, "-m", "expertile", "compare", "--history", str(tmp_path)]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown, answered = (
+        subprocess.run([*command, *more], capture_output=True, env=env, check=True, timeout=200).stdout.decode("ascii")
+        for more in ((), ("--json",))
+    )
+    assert "?" in shown and json.loads(answered)[0]["unit"] == "µs"
 
 
 def test_compare_history(tmp_path):
