@@ -80,7 +80,7 @@ def bench(
     as_json: Annotated[bool, Option("--json", help="Print JSON; all else goes to standard error.")] = False,
 ) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
-    spec = BenchSpec() if config is None else read_bench_file(config)
+    spec = BenchSpec() if config is None else read_bench_file(config, seed)
     typed = {_SPEC[name]: value for name, value in given(ctx).items() if name in _SPEC}
     told: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in typed.items()}
     spec = replace(spec, **told)
