@@ -35,8 +35,11 @@ class UserCandidates:
     first that cannot be, before anything is measured."""
 
     def __init__(self, specs: Sequence[str], device: torch.device, timeout_s: float = 180.0) -> None:
+        places = {candidate_name(spec): parse_spec(spec) for spec in specs}
         for spec in specs:
-            parse_spec(spec)
+            name = candidate_name(spec)
+            if parse_spec(spec) != places[name]:
+                raise ValueError(f"candidates: expected a name of its own for each, got {name} of two folders")
         self.gates = {candidate_name(spec): CandidateGate(spec, device, timeout_s) for spec in specs}
 
     def __enter__(self) -> "UserCandidates":
