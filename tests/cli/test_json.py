@@ -1,6 +1,9 @@
 """--json: what a script reads is one JSON value on standard output, and all of it."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -47,14 +50,31 @@ def test_impact():
 
 
 def test_bench_prints_json_alone(tmp_path):
+    (tmp_path / "loud.py").write_text(
+        "import sys, torch\nsys.stdout.write('it is loaded\\n')\ndef fn(a, b, offs):\n    print('it is called')\n"
+        "    return torch.nn.functional.grouped_mm(a, b, offs=offs)\n"
+    )
     (tmp_path / "one.toml").write_text(
         'include = ["loop"]\nquick = true\nrounds = 3\n[[workload]]\nname = "tiny"\ndtype = "fp32"\nn = 32\nk = 64\n'
         "group_sizes = [5, 0, 27]\n"
     )
-    done = expertile("bench", "--config", "one.toml", "--no-html", "--json", cwd=tmp_path)
+    loud = ("--candidate", "loud.py:fn")
+    done = expertile("bench", "--config", "one.toml", *loud, "--no-html", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
-    assert {r["backend"] for r in found["records"]} == {"loop", "dense", "copy"}
+    assert {r["backend"] for r in found["records"]} == {"loop", "loud.py:fn", "dense", "copy"}
+    assert "it is loaded" in done.stderr and "it is called" in done.stderr
     assert found["verdict"] and "Records:" in done.stderr
+
+
+def test_a_terminal_without_utf8_ends_no_command(tmp_path):
+    append(tmp_path / "gpu" / "a.jsonl", timed(1e-3), timed(2e-3, run="r2", date="2026-11-22"))
+    command = [sys.executable, "-m", "expertile", "compare", "--history", str(tmp_path)]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown, answered = (
+        subprocess.run([*command, *more], capture_output=True, env=env, check=True, timeout=200).stdout.decode("ascii")
+        for more in ((), ("--json",))
+    )
+    assert "?" in shown and json.loads(answered)[0]["unit"] == "µs"
 
 
 def test_compare_history(tmp_path):

@@ -1,5 +1,6 @@
 """expertile tune on this machine's CPU: a table from a short run, from records, and a check of auto."""
 
+import datetime
 import json
 
 import pytest
@@ -7,6 +8,11 @@ import typer
 from typer.testing import CliRunner
 
 from expertile.cli.tune import tune
+from expertile.device import Device
+from expertile.lab.race.operator import record_fields
+from expertile.lab.race.record import append, read, results_path
+from expertile.lab.race.workloads import ragged_m
+from tests.lab.records import timed
 
 app = typer.Typer()
 app.command("tune")(tune)
@@ -43,9 +49,34 @@ def test_an_unknown_backend_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("minutes", [0, -2])
-def test_minutes_must_be_positive(minutes, tmp_path):
+def test_minutes_must_be_positive_and_a_mistake_leaves_the_records_of_the_day(minutes, tmp_path):
+    today = results_path(Device.current().slug, "tune", datetime.date.today().isoformat(), root=tmp_path)
+    append(today, timed(1e-3))
     done = invoke("--minutes", minutes, "--out", tmp_path)
     assert isinstance(done.exception, ValueError) and "minutes: expected more than 0" in str(done.exception)
+    assert len(read(today)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--verify", 2, "--add", "loop"), "tune: expected one of --verify, --add, got all of them"),
+        (("--least-rows", 3), "least-rows: expected with --add alone, got 3 without"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words, says, tmp_path):
+    done = invoke(*words, "--out", tmp_path, "--tables", tmp_path)
+    assert isinstance(done.exception, ValueError) and says in str(done.exception)
+
+
+def test_a_table_from_records_is_of_the_chosen_backends(tmp_path):
+    about = record_fields(ragged_m("w", "t", (3, 4), 32, 64, "bf16"))
+    both = (timed(backend=name, **about) for name in ("loop", "padded_bmm"))
+    append(tmp_path / "a.jsonl", *both)
+    done = invoke("--from-records", tmp_path / "a.jsonl", "--backend", "loop", "--tables", tmp_path, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    (table,) = tmp_path.glob("*.json")
+    assert json.loads(table.read_text())["candidates"] == [["loop", {}]]
 
 
 def test_records_without_any_are_named(tmp_path):

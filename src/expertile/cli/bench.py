@@ -1,7 +1,9 @@
 """bench: measure workloads on this machine, with live progress; verdict, table, JSONL record, HTML report."""
 
 import datetime
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,7 +80,7 @@ def bench(
     as_json: Annotated[bool, Option("--json", help="Print JSON; all else goes to standard error.")] = False,
 ) -> None:
     """Measure workloads: every backend is checked against a float32 reference, then all are timed in turns."""
-    spec = BenchSpec() if config is None else read_bench_file(config)
+    spec = BenchSpec() if config is None else read_bench_file(config, seed)
     typed = {_SPEC[name]: value for name, value in given(ctx).items() if name in _SPEC}
     told: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in typed.items()}
     spec = replace(spec, **told)
@@ -86,8 +88,10 @@ def bench(
         raise ValueError(f"timeout: expected more than 0 seconds, got {timeout:g}")
     device = Device.current()
     console = Console(emoji=False, stderr=as_json)
+    aside = redirect_stdout(sys.stderr if as_json else sys.stdout)  # what candidates and references print
     if definition is not None:
-        found = definition_parts(definition, spec, lambda line: console.print(escape(line), highlight=False))
+        with aside:
+            found = definition_parts(definition, spec, lambda line: console.print(escape(line), highlight=False))
     else:
         if not spec.presets and not spec.inline:
             spec = replace(spec, presets=default_preset(device))
@@ -100,7 +104,8 @@ def bench(
     paths, interrupted = [], False
     for part in found:
         paths.append(results_path(device.slug, part.name, datetime.date.today().isoformat(), root=folder))
-        interrupted = not sitting.measure(part, paths[-1])
+        with aside:
+            interrupted = not sitting.measure(part, paths[-1])
         if interrupted:
             break
     sitting.conclude(paths, not no_html)

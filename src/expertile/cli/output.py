@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def check_file(option: str, path: Path) -> Path:
 
 def print_json(data: Any) -> None:
     """`data` to standard output: dataclasses as objects, paths as text, numbers that JSON has not as null."""
-    print(json.dumps(_plain(data), ensure_ascii=False, indent=2, allow_nan=False))
+    escaped = (sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8")
+    print(json.dumps(_plain(data), ensure_ascii=escaped, indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """tune: measure this machine, write the table that `backend="auto"` reads; or check what `auto` makes of it."""
 
 import datetime
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -67,12 +69,10 @@ def tune(
         if as_json:
             print_json({**about, "verdict": lines})
 
-    def fresh(preset: str) -> Path:
+    def fresh(preset: str) -> AbstractContextManager[Path]:
         """The file of today's records of `preset`; emptied unless it is gone on with."""
         path = results_path(device.slug, preset, datetime.date.today().isoformat(), root=folder)
-        if not resume:
-            path.unlink(missing_ok=True)
-        return path
+        return nullcontext(path) if resume else _emptied(path)
 
     def write(table: Table, **about: object) -> None:
         slug = device.slug if table.gpu == device.name else Device.by_name(table.gpu).slug
@@ -82,6 +82,12 @@ def tune(
         if as_json:
             print_json({"table": target, "gpu": table.gpu, "problems": len(table.problems), **about})
 
+    asked = {"verify": verify_count, "left-out": left_out_gpu, "add": add_backend, "from-records": from_records}
+    kinds = [f"--{name}" for name, value in asked.items() if value]
+    if len(kinds) > 1:
+        raise ValueError(f"tune: expected one of {', '.join(kinds)}, got all of them")
+    if least_rows and not add_backend:
+        raise ValueError(f"least-rows: expected with --add alone, got {least_rows:g} without")
     chosen = tuple(by_name(name) for name in backend) or BACKENDS
     folder = check_folder("out", out or Path("out"))
     target_folder = check_folder("tables", tables or user_folder())
@@ -93,8 +99,8 @@ def tune(
         conclude(summary(left_out(known, gpu, chosen)), gpu=gpu.name)
         return
     if verify_count:
-        path = fresh("auto")
-        found = verify(verify_count, path, minutes, resume=resume, seed=seed, backends=chosen, say=say)
+        with fresh("auto") as path:
+            found = verify(verify_count, path, minutes, resume=resume, seed=seed, backends=chosen, say=say)
         raced = verdicts(found, MEASURE)
         conclude([*summary(verdicts(found)), *(summary(raced, MEASURE) if raced else [])], path, records=path)
         return
@@ -103,17 +109,29 @@ def tune(
         known = next(iter(load_tables(device.slug)), None)
         if known is None:
             raise ValueError(f"add: expected a GPU with a table, got {device.name}")
-        path = fresh("tune-add")
-        write(add(known, new, path, minutes, least_rows=least_rows, seed=seed or 0, say=say))
+        with fresh("tune-add") as path:
+            write(add(known, new, path, minutes, least_rows=least_rows, seed=seed or 0, say=say))
         return
     if from_records:
         records = [record for path in from_records for record in read(path)]
         if not records:
             raise ValueError(f"from-records: expected records, found none in {', '.join(map(str, from_records))}")
     else:
-        path = fresh("tune")
-        records = run_tune(
-            minutes, path, resume=resume, seed=seed or 0, backends=chosen, most=problems or None, say=say
-        )
+        with fresh("tune") as path:
+            records = run_tune(
+                minutes, path, resume=resume, seed=seed or 0, backends=chosen, most=problems or None, say=say
+            )
         say(f"Records: {path}")
-    write(table_of(records), records=len(records))
+    write(table_of(records, chosen), records=len(records))
+
+
+@contextmanager
+def _emptied(path: Path) -> Iterator[Path]:
+    """`path` without what it holds, which comes back where nothing is written: after a mistake, say."""
+    held = path.read_bytes() if path.is_file() else None
+    path.unlink(missing_ok=True)
+    try:
+        yield path
+    finally:
+        if held is not None and not path.exists():
+            path.write_bytes(held)

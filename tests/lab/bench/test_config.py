@@ -137,6 +137,16 @@ def test_an_option_that_nothing_takes_is_named(tmp_path):
         _read(tmp_path, workload).workloads()
 
 
+def test_the_seed_is_of_a_files_own_workloads_too(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        'seed = 3\n[[workload]]\nname = "own"\ndtype = "bf16"\n'
+        'n = 16\nk = 16\ngroups = 4\ntokens = 64\nrouting = "skewed"\n'
+    )
+    for given, seed in ((None, 3), (5, 5)):
+        (own,) = read_bench_file(tmp_path / "own.toml", given).workloads()
+        assert own.group_sizes == draw("skewed", 64, 4, 1, seed)[0].group_sizes
+
+
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"bench file .*none\.toml does not exist"):
         read_bench_file(tmp_path / "none.toml")

@@ -261,11 +261,15 @@ def test_candidates_are_raced_and_their_failures_are_rows(tmp_path):
         "    return torch.nn.functional.grouped_mm(a, b, offs=offs)\n"
         "def crash(a, b, offs):\n"
         "    os.abort()\n"
+        "calls = []\n"
+        "def leave(a, b, offs):\n"
+        "    calls.append(a)\n"
+        "    return good(a, b, offs) if len(calls) < 25 else exit(3)\n"
     )
     found = by_backend(
         records(
             backend("one"),
-            candidates=[f"{tmp_path}/mine.py:good", f"{tmp_path}/mine.py:crash"],
+            candidates=[f"{tmp_path}/mine.py:{name}" for name in ("good", "crash", "leave")],
             candidate_timeout_s=60,
             seconds=3.0,
         )
@@ -273,7 +277,35 @@ def test_candidates_are_raced_and_their_failures_are_rows(tmp_path):
     assert found["mine.py:good"].status == "ok" and found["mine.py:good"].rel_error < 1e-5
     assert found["mine.py:crash"].status == "failed"
     assert found["mine.py:crash"].reason == "crashes: its process was ended by SIGABRT"
+    assert (found["mine.py:leave"].status, found["mine.py:leave"].reason) == (
+        "failed",
+        "RuntimeError: it exits with code 3",
+    )
     assert found["one"].status == "ok"
+
+
+def test_a_candidate_that_computes_in_the_gate_alone_is_wrong_once_it_was_timed(tmp_path):
+    (tmp_path / "sly.py").write_text(
+        "import time, torch\n"
+        "calls, kept = [0], {}\n"
+        "def right(a, b, offs):\n"
+        "    time.sleep(1e-3)\n"
+        "    return torch.nn.functional.grouped_mm(a, b, offs=offs)\n"
+        "def tires(a, b, offs):\n"
+        "    calls[0] += 1\n"
+        "    return right(a, b, offs) * (1 if calls[0] < 30 else 2)\n"
+        "def by_address(a, b, offs):\n"
+        "    time.sleep(1e-3)\n"
+        "    key = a.data_ptr(), a._version, b.data_ptr()\n"
+        "    return kept[key] if key in kept else kept.setdefault(key, right(a, b, offs))\n"
+    )
+    names = ("right", "tires", "by_address")
+    found = by_backend(records(candidates=[f"{tmp_path}/sly.py:{name}" for name in names], seconds=3.0))
+    assert found["sly.py:right"].status == "ok" and found["sly.py:right"].value > 1e-3
+    for name in names[1:]:
+        record = found[f"sly.py:{name}"]
+        assert record.status == "wrong" and record.value is None
+    assert found["sly.py:tires"].reason.startswith("after it was timed, on new values in the same memory: relative")
 
 
 def test_the_bounds_of_a_cpu_are_of_what_it_reached(monkeypatch):

@@ -91,6 +91,10 @@ def test_a_file_may_import_its_neighbour(tmp_path):
     assert load(spec).name == "kernel.py:fn"
 
 
+class Lazy(torch.Tensor):
+    """Stands for one that computes when it is read."""
+
+
 @pytest.mark.parametrize(
     ("result", "says"),
     [
@@ -104,6 +108,7 @@ def test_a_file_may_import_its_neighbour(tmp_path):
         ([torch.zeros(5, 32).bfloat16(), 3], r"result\[1\]: expected a tensor, got int"),
         (torch.zeros(13, 32).bfloat16(), r"result: expected shape \[14, 32\], got \[13, 32\]"),
         (torch.zeros(14, 32), "result: expected dtype torch.bfloat16"),
+        (torch.zeros(14, 32).as_subclass(Lazy), "result: expected a torch.Tensor, got its subclass Lazy"),
     ],
 )
 def test_wrong_results_are_explained(result, says):

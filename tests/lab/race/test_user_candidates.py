@@ -61,6 +61,16 @@ def test_a_candidate_that_hangs_while_it_is_loaded_is_not_waited_for(tmp_path):
         UserCandidates([spec], CPU, 6.0).__enter__()
 
 
+def test_two_candidates_of_one_name_are_refused(tmp_path):
+    specs = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        specs.append(_spec(tmp_path / name, "def fn(a, b, offs): ...\n"))
+    with pytest.raises(ValueError, match="a name of its own for each, got mine.py:fn of two folders"):
+        UserCandidates(specs, CPU)
+    assert len(UserCandidates([specs[0], specs[0]], CPU).gates) == 1
+
+
 def test_loaded_candidates_are_known_after_they_passed(tmp_path):
     spec = _spec(tmp_path, "import torch\ndef fn(a, b, offs):\n    return torch._grouped_mm(a, b, offs=offs)\n")
     with UserCandidates([spec], CPU, 60.0) as candidates:

@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from expertile.lab.bench.presets import ALL_PRESETS, workloads_for
+from expertile.lab.bench.presets import ALL_PRESETS, preset_options, workloads_for
 from expertile.lab.measure.env import known_keys
 from expertile.lab.operators import operators, presets
 from expertile.lab.race.operator import Workload
 from expertile.lab.race.routing import draw
 from expertile.lab.race.routing_file import SUFFIXES
-from expertile.lab.race.workloads import RAGGED_DIM, grouped
+from expertile.lab.race.workloads import RAGGED_DIM, GroupedWorkload, grouped
 from expertile.ops.grouped_mm.problem import Layout
 from expertile.suggest import one_of
 
@@ -77,8 +77,12 @@ class BenchSpec:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of `OPTIONS`, None where one is not given."""
-        return {option: getattr(self, option) for option in OPTIONS}
+        """Those of `OPTIONS`, None where one is not given; the seed too where it drew only sizes of `inline`."""
+        found = {option: getattr(self, option) for option in OPTIONS}
+        drawn = any(isinstance(w, GroupedWorkload) and w.routing != "given" for w in self.inline)
+        if drawn and not any("seed" in preset_options(name) for name in self.presets):
+            found["seed"] = None
+        return found
 
     def workloads(self) -> tuple[Workload, ...]:
         """The workloads of the presets, then the inline ones; with `only`, those whose names match one of its patterns
@@ -88,15 +92,15 @@ class BenchSpec:
         return tuple(w for w in found if not self.only or any(fnmatchcase(w.name, p) for p in self.only))
 
 
-def read_bench_file(path: str | Path) -> BenchSpec:
-    """Read a TOML bench file. ValueError names the file, the key, what was expected and what came;
-    FileNotFoundError."""
+def read_bench_file(path: str | Path, seed: int | None = None) -> BenchSpec:
+    """Read a TOML bench file, with `seed`, if given, in place of its own. ValueError names the file, the key, what
+    was expected and what came; FileNotFoundError."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"bench file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _spec(data, path.parent)
+        return _spec(data if seed is None else {**data, "seed": seed}, path.parent)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected TOML: {error}") from None
     except ValueError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from expertile.device import Device
-from expertile.lab.race.candidate_gate import CandidateGate, UserCandidates
+from expertile.lab.race.candidate_gate import CandidateGate, UserCandidates, judge_again
 from expertile.lab.race.operands import free_memory, make_operands
 from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Workload
 from expertile.lab.race.record import DENSE
@@ -59,8 +59,11 @@ def rivals_of(users: UserCandidates) -> tuple[Rival, ...]:
 
     def rival(name: str, gate: CandidateGate) -> Rival:
         def configs(w: Workload, device: Device) -> Iterable[Rival]:
-            assert gate.backend is not None
-            return (with_config(gate.backend, NoConfig()),)
+            backend = gate.backend
+            assert backend is not None
+            again = partial(judge_again, backend)
+            known = with_config(backend, NoConfig())
+            return (replace(known, check_again=lambda w, inputs, seed: again(_typed(w), inputs, seed)),)
 
         return Rival(name, _without_config, configs=configs, check=lambda w, seed: gate.check(_typed(w), seed))
 

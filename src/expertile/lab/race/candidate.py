@@ -59,14 +59,19 @@ def load(spec: str) -> Backend:
         raise ValueError(f"candidate: {name!r} in {path.name} is a {type(function).__name__}, not a function")
     style = _style(function, f"{path.name}:{name}")
 
-    def run(problem: Problem, operands: Operands, config: Any, out: torch.Tensor | None) -> Any:
+    def call(problem: Problem, operands: Operands) -> Any:
         if style == "pairs":
             groups = _groups(problem, operands, problem.sizes(operands.offs))
-            result = function([a for _, a, _ in groups], [b for _, _, b in groups])
-        elif style == "offs":
-            result = function(operands.a, operands.b, operands.offs)
-        else:
-            result = function(operands.a, operands.b, offs=operands.offs)
+            return function([a for _, a, _ in groups], [b for _, _, b in groups])
+        if style == "offs":
+            return function(operands.a, operands.b, operands.offs)
+        return function(operands.a, operands.b, offs=operands.offs)
+
+    def run(problem: Problem, operands: Operands, config: Any, out: torch.Tensor | None) -> Any:
+        try:
+            result = call(problem, operands)
+        except SystemExit as error:  # which would end the bench
+            raise RuntimeError(f"it exits with code {error.code}") from None
         return result if out is None else gather(result, problem, operands, out)
 
     return Backend(
@@ -85,6 +90,7 @@ def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor)
     was expected and what came."""
     sizes = problem.sizes(operands.offs)
     if isinstance(result, torch.Tensor):
+        _plain(result, "result")
         _same_dtype(result, problem, "result")
         end = sum(sizes)
         ragged_dim = {Layout.RAGGED_M: 0, Layout.RAGGED_N: 1}.get(problem.layout)
@@ -102,6 +108,7 @@ def gather(result: Any, problem: Problem, operands: Operands, out: torch.Tensor)
     for i, (product, block) in enumerate(zip(result, blocks, strict=True)):
         if not isinstance(product, torch.Tensor):
             raise ValueError(f"result[{i}]: expected a tensor, got {type(product).__name__}")
+        _plain(product, f"result[{i}]")
         _same_dtype(product, problem, f"result[{i}]")
         _same_shape(product, block, f"result[{i}]")
         block.copy_(product)
@@ -175,6 +182,12 @@ def _style(function: Callable[..., Any], name: str) -> str:
 def _groups(problem: Problem, operands: Operands, sizes: Sequence[int]) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
     """(where in the result, a, b) of each group that has something to sum or rows."""
     return [(where, a, b) for where, a, b, _ in products(problem.layout, operands, sizes) if a.shape[-1]]
+
+
+def _plain(result: torch.Tensor, name: str) -> None:
+    """ValueError for a subclass of tensors: it may compute when it is read, which a race doesn't time."""
+    if type(result) not in (torch.Tensor, torch.nn.Parameter):
+        raise ValueError(f"{name}: expected a torch.Tensor, got its subclass {type(result).__name__}")
 
 
 def _same_dtype(result: torch.Tensor, problem: Problem, name: str) -> None:

@@ -24,7 +24,7 @@ from expertile.lab.race.operands import make_operands
 from expertile.lab.race.operator import Call, Inputs, Rival, Verdict, Workload
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import GroupedWorkload
-from expertile.ops.grouped_mm.backend import Backend
+from expertile.ops.grouped_mm.backend import Backend, Operands
 from expertile.ops.grouped_mm.problem import Problem
 
 _REPEATS = 8  # calls after the gate, to bring out a crash that does not come at once
@@ -35,8 +35,11 @@ class UserCandidates:
     first that cannot be, before anything is measured."""
 
     def __init__(self, specs: Sequence[str], device: torch.device, timeout_s: float = 180.0) -> None:
+        places = {candidate_name(spec): parse_spec(spec) for spec in specs}
         for spec in specs:
-            parse_spec(spec)
+            name = candidate_name(spec)
+            if parse_spec(spec) != places[name]:
+                raise ValueError(f"candidates: expected a name of its own for each, got {name} of two folders")
         self.gates = {candidate_name(spec): CandidateGate(spec, device, timeout_s) for spec in specs}
 
     def __enter__(self) -> "UserCandidates":
@@ -204,8 +207,26 @@ def judge(backend: Backend, workload: GroupedWorkload, device: torch.device, see
         return _failed(failure_of(error, device).reason)
 
 
+def judge_again(backend: Backend, workload: GroupedWorkload, inputs: Inputs, seed: int) -> Verdict:
+    """Judge a candidate that was timed on `inputs`, with new values in their memory. One that answers from what it
+    kept of an earlier call, or computes in the gate alone, is wrong."""
+    device = inputs[0].device
+    try:
+        fresh = make_operands(workload, device, seed)
+        for held, new in ((inputs[0], fresh.a), (inputs[1], fresh.b)):
+            held.data.copy_(new)  # of `data`: no count of versions tells
+        del fresh, new
+        return _judge_on(backend, workload, Operands(*inputs))
+    except Exception as error:
+        return _failed(failure_of(error, device).reason)
+
+
 def _judge_once(backend: Backend, workload: GroupedWorkload, device: torch.device, seed: int) -> Verdict:
-    operands = make_operands(workload, device, seed)
+    return _judge_on(backend, workload, make_operands(workload, device, seed))
+
+
+def _judge_on(backend: Backend, workload: GroupedWorkload, operands: Operands) -> Verdict:
+    device = operands.a.device
     problem = Problem.from_tensors(operands.a, operands.b, operands.offs)
     sizes = workload.group_sizes
     config = backend.configs(problem, Device.current(device))[0]

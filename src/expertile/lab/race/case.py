@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Candidate:
     """A row of the table: ready to be timed, timed, or the reason why it has no time. `bind(inputs, policy)` makes one
     call under one of `policies`. `config` is what the record shows; with `sizes_on_host` a call in a graph is given the
     group sizes. `verdict`: what the gate found, or why there was nothing to judge; None before it. `tried`: the configs
-    of which it was the fastest."""
+    of which it was the fastest. `check_again(inputs, seed)` judges it on inputs that it was timed on."""
 
     name: str
     work: Work
@@ -58,6 +58,7 @@ class Candidate:
     policies: tuple[str, ...] = POLICIES
     tried: int = 0
     outcome: Outcome | None = None
+    check_again: Callable[[Inputs, int], Verdict] | None = None
 
     def ready(self, policy: str) -> bool:
         """Whether it can be timed under `policy`."""
@@ -75,6 +76,16 @@ class Candidate:
     def judged(self, verdict: Verdict | Failure) -> "Candidate":
         """With its verdict; without a call to time where the result is wrong or there is none."""
         return replace(self, verdict=verdict, bind=self.bind if verdict.status == "ok" else None)
+
+    def judged_again(self, inputs: Inputs, seed: int) -> "Candidate":
+        """Timed on `inputs`; without a time if it gives a wrong result now that other values lie there."""
+        if self.check_again is None or not isinstance(self.outcome, Measurement):
+            return self
+        verdict = self.check_again(inputs, seed)
+        if verdict.ok:
+            return self
+        reason = f"after it was timed, on new values in the same memory: {verdict.reason}"
+        return replace(self.judged(replace(verdict, reason=reason)), outcome=None)
 
     @property
     def status(self) -> str:
@@ -224,7 +235,8 @@ class Case:
 
         policies = POLICIES if rival.graph else tuple(p for p in POLICIES if p != "graph")
         on_host = rival.bind_on_host is not None and self.site.device.kind == "cuda"
-        return Candidate(rival.name, work, rival.config, bind, on_host, policies=policies)
+        again = None if rival.check_again is None else partial(rival.check_again, workload)
+        return Candidate(rival.name, work, rival.config, bind, on_host, policies=policies, check_again=again)
 
     def _copy(self, copy: Copy) -> Candidate:
         nbytes, device = self.work.nbytes, self.site.torch_device

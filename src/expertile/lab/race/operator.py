@@ -159,6 +159,7 @@ class Rival:
     - `bind_out(workload, inputs)`: returns a function that computes into a given tensor. The gate fills that tensor
       with NaN.
     - `check(workload, seed)`: judges the rival in a process of its own, before inputs take the memory.
+    - `check_again(workload, inputs, seed)`: judges it once it was timed on `inputs`, of which it overwrites the values.
     """
 
     name: str
@@ -175,6 +176,7 @@ class Rival:
     bind_on_host: Bind | None = None
     bind_out: Callable[[Workload, Inputs], Callable[[Tensor], Any]] | None = None
     check: Callable[[Workload, int], Verdict] | None = None
+    check_again: Callable[[Workload, Inputs, int], Verdict] | None = None
 
 
 @dataclass(frozen=True)
