@@ -232,8 +232,9 @@ class _Session:
             sets = case.input_sets(self.seed)
             if self.tune_configs:
                 rows = pick_configs(rows, sets, policy, self.device)
-            timed = time_on_sets(rows, sets, policy, self.device, budget, tell)
-            return [c.judged_again(sets[0], self.seed + len(sets)) for c in timed]
+            timed, unseen = time_on_sets(rows, sets, policy, self.device, budget, tell), self.seed + len(sets)
+            del sets[1:]  # makes room
+            return [c.judged_again(sets[0], unseen) for c in timed]
         except Exception as error:  # operands that do not fit, or a device that died while they were made
             failure = failure_of(error, self.device)
             return [replace(c, outcome=failure) if c.ready(policy) else c for c in rows]

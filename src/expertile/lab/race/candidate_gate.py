@@ -209,10 +209,14 @@ def judge(backend: Backend, workload: GroupedWorkload, device: torch.device, see
 
 def judge_again(backend: Backend, workload: GroupedWorkload, inputs: Inputs, seed: int) -> Verdict:
     """Judge a candidate that was timed on `inputs`, with new values in their memory. One that answers from what it
-    kept of an earlier call, or computes in the gate alone, is wrong."""
+    kept of an earlier call, or computes in the gate alone, is wrong. Without room for the new values the gate's word
+    stands."""
     device = inputs[0].device
     try:
         fresh = make_operands(workload, device, seed)
+    except torch.OutOfMemoryError:
+        return Verdict(True, 0.0, 0.0)
+    try:
         for held, new in ((inputs[0], fresh.a), (inputs[1], fresh.b)):
             held.data.copy_(new)  # of `data`: no count of versions tells
         del fresh, new
