@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from expertile.ops.grouped_mm.persistent import RAGGED, best_group_m, mean_tile_extents, tiles_bound
+from expertile.ops.grouped_mm.persistent import RAGGED, Tiles, best_group_m, mean_tile_extents, tiles_bound
 from expertile.ops.grouped_mm.problem import Layout, Problem
 from expertile.ops.launch.device import current_device, program_count
 
@@ -24,13 +24,13 @@ def test_tiles_bound_is_never_below_the_true_number(seed):
     sizes = [rng.choice([0, 0, 1, 63, 64, 65, rng.randrange(500)]) for _ in range(rng.randrange(1, 40))]
     other, groups = rng.randrange(1, 400), len(sizes)
     by_rows = sum(tiles(s, 64) for s in sizes) * tiles(other, 32)
-    assert by_rows <= tiles_bound("m", groups, sum(sizes), other, 64, 32)
-    assert by_rows <= tiles_bound("n", groups, other, sum(sizes), 32, 64)
+    assert by_rows <= tiles_bound(Tiles("m", 32, 64, 32, 64), groups, sum(sizes), other)
+    assert by_rows <= tiles_bound(Tiles("n", 32, 32, 64, 64), groups, other, sum(sizes))
 
 
 def test_tiles_bound_is_exact_without_ragged_tiles():
-    assert tiles_bound("k", 3, 100, 70, 64, 32) == 3 * 2 * 3
-    assert tiles_bound("none", 3, 100, 70, 64, 32) == 3 * 2 * 3
+    assert tiles_bound(Tiles("k", 32, 64, 32, 64), 3, 100, 70) == 3 * 2 * 3
+    assert tiles_bound(Tiles("none", 32, 64, 32, 64), 3, 100, 70) == 3 * 2 * 3
 
 
 def test_program_count():
