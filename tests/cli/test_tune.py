@@ -60,7 +60,7 @@ def test_minutes_must_be_positive_and_a_mistake_leaves_the_records_of_the_day(mi
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--verify", 2, "--add", "loop"), "tune: expected one of --verify, --add, got all of them"),
+        (("--verify", 2, "--add", "loop"), "tune: expected at most one of its tasks, got --verify and --add"),
         (("--least-rows", 3), "least-rows: expected with --add alone, got 3 without"),
     ],
 )

@@ -85,7 +85,7 @@ def tune(
     asked = {"verify": verify_count, "left-out": left_out_gpu, "add": add_backend, "from-records": from_records}
     kinds = [f"--{name}" for name, value in asked.items() if value]
     if len(kinds) > 1:
-        raise ValueError(f"tune: expected one of {', '.join(kinds)}, got all of them")
+        raise ValueError(f"tune: expected at most one of its tasks, got {' and '.join(kinds)}")
     if least_rows and not add_backend:
         raise ValueError(f"least-rows: expected with --add alone, got {least_rows:g} without")
     chosen = tuple(by_name(name) for name in backend) or BACKENDS
