@@ -6,7 +6,7 @@ import torch
 
 from expertile.moe import permute
 from expertile.moe.permute import permutation
-from tests.support.cuda_emulator import COMPILER, on_host, shows, without
+from tests.support.cuda_emulator import needs_compiler, on_host, shows, without
 
 
 def draw(tokens, top_k, experts, dropped=0.0, seed=0, dtype=torch.int32):
@@ -81,9 +81,6 @@ def test_operator():
 def test_a_number_of_experts_may_be_numpys() -> None:
     ids = torch.tensor([[0, 2], [1, 2]])
     assert torch.equal(permutation(ids, np.int64(3)).offs, permutation(ids, 3).offs)
-
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from expertile.ops.launch import nvrtc
 Fault = Callable[[str], str]  # of a kernel's source
 
 COMPILER = shutil.which("g++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 _SHARED = "char memory[];"
 _DECLARED = {"extern __shared__ ": "", "extern __shared__ __align__(1024) ": "machine::block->base = 1024; "}
 _MACHINE = Path(__file__).with_name("cuda_machine.h")

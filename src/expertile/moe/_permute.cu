@@ -8,11 +8,6 @@ typedef long long Id;
 typedef int Id;
 #endif
 
-__device__ __forceinline__ void begin() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
 // The expert of a slot, -1 where there is none.
 __device__ __forceinline__ int expert_of(const Id* ids, int slot, int slots, int experts) {
   const Id id = slot < slots ? ids[slot] : -1;
@@ -23,7 +18,7 @@ __device__ __forceinline__ int expert_of(const Id* ids, int slot, int slots, int
 extern "C" __global__ void __launch_bounds__(THREADS) count_slots(const Id* ids, int* counts, int slots, int tiles, int experts) {
   extern __shared__ char memory[];
   int* found = (int*)memory;
-  begin();
+  begin_after();
   for (int e = threadIdx.x; e < experts; e += THREADS) found[e] = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < TILE; i += THREADS) {
@@ -36,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_slots(const Id* ids,
 
 // An expert's counts become the sums of those before them; totals [experts] the sum of all. A warp has an expert.
 extern "C" __global__ void __launch_bounds__(THREADS) scan_counts(int* counts, int* totals, int tiles, int experts) {
-  begin();
+  begin_after();
   const int expert = blockIdx.x * WARPS + threadIdx.x / LANES, lane = threadIdx.x % LANES;
   if (expert >= experts) return;
   int* mine = counts + (long long)expert * tiles;
@@ -66,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_slots(const Id* ids,
   const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES, tile = blockIdx.x;
   int* mine = next + warp * experts;
   for (int i = threadIdx.x; i < WARPS * experts; i += THREADS) next[i] = 0;
-  begin();
+  begin_after();
   int expert[GROUPS];
   const int first = tile * TILE + warp * GROUPS * LANES + lane;
 #pragma unroll

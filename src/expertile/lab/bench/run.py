@@ -232,7 +232,8 @@ class _Session:
             sets = case.input_sets(self.seed)
             if self.tune_configs:
                 rows = pick_configs(rows, sets, policy, self.device)
-            timed, unseen = time_on_sets(rows, sets, policy, self.device, budget, tell), self.seed + len(sets)
+            unseen = self.seed + len(sets)
+            timed = time_on_sets(rows, sets, policy, self.device, budget, tell)
             del sets[1:]  # makes room
             return [c.judged_again(sets[0], unseen) for c in timed]
         except Exception as error:  # operands that do not fit, or a device that died while they were made

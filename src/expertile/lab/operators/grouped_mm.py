@@ -13,7 +13,7 @@ from torch import Tensor
 from expertile.device import Device
 from expertile.lab.race.candidate_gate import CandidateGate, UserCandidates, judge_again
 from expertile.lab.race.operands import free_memory, make_operands
-from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Workload
+from expertile.lab.race.operator import Blocks, Call, Inputs, Operator, Rival, Verdict, Workload
 from expertile.lab.race.record import DENSE
 from expertile.lab.race.reference import limits_of, reference_for
 from expertile.lab.race.workloads import OP, GroupedWorkload
@@ -61,9 +61,11 @@ def rivals_of(users: UserCandidates) -> tuple[Rival, ...]:
         def configs(w: Workload, device: Device) -> Iterable[Rival]:
             backend = gate.backend
             assert backend is not None
-            again = partial(judge_again, backend)
-            known = with_config(backend, NoConfig())
-            return (replace(known, check_again=lambda w, inputs, seed: again(_typed(w), inputs, seed)),)
+
+            def again(w: Workload, inputs: Inputs, seed: int) -> Verdict:
+                return judge_again(backend, _typed(w), inputs, seed)
+
+            return (replace(with_config(backend, NoConfig()), check_again=again),)
 
         return Rival(name, _without_config, configs=configs, check=lambda w, seed: gate.check(_typed(w), seed))
 

@@ -21,6 +21,12 @@ __device__ __forceinline__ u32 uniform(u32 x) {
   return y;
 }
 
+// Wait until the kernels before this one are done; then the kernel after it may start, and waits likewise (PDL).
+__device__ __forceinline__ void begin_after() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- barriers ----
 
 __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {

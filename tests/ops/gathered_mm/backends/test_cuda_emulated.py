@@ -21,9 +21,9 @@ from tests.ops.gathered_mm.cases import (
     run_case,
     second_pair,
 )
-from tests.support.cuda_emulator import COMPILER, constant, on_host, shows, without
+from tests.support.cuda_emulator import constant, needs_compiler, on_host, shows, without
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = needs_compiler
 H100 = Device.by_name("h100 sxm")
 BACKENDS = {"cuda_gather": cuda_gather, "cuda_wgrad": cuda_wgrad}
 # Several tiles each way for each program, more steps than stages, groups that end within a tile and in its upper half.

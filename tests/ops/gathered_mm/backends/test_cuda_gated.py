@@ -16,7 +16,7 @@ from expertile.ops.grouped_mm.problem import Layout
 from expertile.ops.launch import nvrtc
 from tests.ops.gathered_mm.cases import CASES, GATED, Case, make, poisoned_outputs, run_case
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, Fault, grouped_on_host, shows, without
+from tests.support.cuda_emulator import Fault, grouped_on_host, needs_compiler, shows, without
 
 H100, H200, A100 = (Device.by_name(name) for name in ("h100 sxm", "h200", "a100"))
 # Rings of few stages come round several times in a small case.
@@ -106,7 +106,7 @@ def test_compiles(config, form):
 on_the_host = partial(grouped_on_host, module=cuda_gated)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("config", SMALL, ids=str)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """With the first config every case that it takes, for each of which g++ has a kernel to compile."""
@@ -120,7 +120,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
     assert ran >= (8 if config is SMALL[0] else 2)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 def test_same_act_with_and_without_pre(cuda_folder, monkeypatch):
     on_the_host(monkeypatch, folder=cuda_folder, programs=2)
     problem, operands = make(LONGER[0])
@@ -147,7 +147,7 @@ FAULTS: dict[str, tuple[Config, Case, Fault]] = {
 }
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, case, fault = FAULTS[name]

@@ -16,7 +16,7 @@ from expertile.ops.launch import nvrtc
 from tests.ops.grouped_mm import cases
 from tests.ops.grouped_mm.cases import Case
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, Fault, grouped_on_host, shows, without
+from tests.support.cuda_emulator import Fault, grouped_on_host, needs_compiler, shows, without
 
 H200, A100 = Device.by_name("h200"), Device.by_name("a100")
 M, K = Layout.RAGGED_M, Layout.RAGGED_K
@@ -139,7 +139,7 @@ def run(case: Case, config: Config) -> None:
     cases.check(case, out, cases.expected(case, *operands))
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("config", SMALL, ids=str)
 def test_right_on_the_host(config, cuda_folder, monkeypatch):
     """Every case that it takes and one of several tiles each way, on the machine of `cuda_emulator`; other dtypes and
@@ -156,7 +156,7 @@ def test_right_on_the_host(config, cuda_folder, monkeypatch):
     assert ran > 10
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
     """Where the groups of `out` do not follow one another: the rows between them stay."""
     on_the_host(monkeypatch, folder=cuda_folder, programs=3)
@@ -167,7 +167,7 @@ def test_results_with_rows_between_groups(cuda_folder, monkeypatch):
     assert (room[:, 200:] == 7).all()
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("m", [64, 200, 128, 72, 40])
 @pytest.mark.parametrize("config", [SMALL[0], SMALL[1], SMALL[4], Config(128, 144, 2)], ids=str)
 def test_adds_as_it_stores(config, m, cuda_folder, monkeypatch):
@@ -175,7 +175,7 @@ def test_adds_as_it_stores(config, m, cuda_folder, monkeypatch):
     added(config, m, on_the_host(monkeypatch, folder=cuda_folder, programs=3))
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 def test_rows_that_are_added_twice_show(cuda_folder, monkeypatch):
     counter = on_the_host(monkeypatch, folder=cuda_folder, programs=3, fault=lambda s: s.replace("row >= skip", "true"))
     with pytest.raises(AssertionError):
@@ -193,7 +193,7 @@ def added(config: Config, m: int, counter: torch.Tensor) -> None:
     assert counter == 0
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("ends", [(130, 130, 999), (130, 90, 330), (330, 200, 100)], ids=str)
 def test_wrong_offsets_write_nothing_behind_the_result(ends, cuda_folder, monkeypatch):
     """What the rows hold then means nothing, but the next launch finds its counter."""
@@ -224,7 +224,7 @@ FAULTS: dict[str, tuple[Config, Case, Fault]] = {
 }
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, case, fault = FAULTS[name]

@@ -18,7 +18,7 @@ from expertile.ops.scaled_grouped_mm.backends.cuda_fp8 import BACKEND, Config
 from expertile.ragged import power_of_two
 from tests.ops.scaled_grouped_mm import cases
 from tests.support import aot
-from tests.support.cuda_emulator import COMPILER, divided, on_host, shows, without
+from tests.support.cuda_emulator import divided, needs_compiler, on_host, shows, without
 
 H200 = Device.by_name("h200")
 SPLIT = Config(64, 8, dynamic=False, consumers=1, split_k=2)
@@ -235,7 +235,7 @@ def test_tiles_cover_the_result(config, tmp_path: Path):
     assert seen == (cut if config.split_k == 1 else {1})
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize(
     "config", [Config(), Config(128, 5), Config(64, 8, dynamic=False), *NARROW, *SPLITS, *ODD, *WIDE], ids=str
 )
@@ -306,7 +306,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_shows_on_the_host(name, cuda_folder, monkeypatch):
     config, fault = FAULTS[name]

@@ -155,8 +155,7 @@ gathered_wgrad(const __grid_constant__ TensorMap d_map, const __grid_constant__ 
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  begin_after();
   __syncthreads();
   const int tiles_x = (width_x + TILE_X - 1) / TILE_X, tiles_d = (width_d + TILE_D - 1) / TILE_D;
   const int total = G * tiles_x * tiles_d;

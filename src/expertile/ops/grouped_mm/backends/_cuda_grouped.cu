@@ -185,8 +185,7 @@ grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant__ Tens
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  begin_after();
   const int at_once = RAGGED_K ? ROWS : min(ROWS, M);
   const int programs = gridDim.x;
   if (group == CONSUMERS) {

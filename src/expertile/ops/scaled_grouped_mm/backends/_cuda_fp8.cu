@@ -115,8 +115,7 @@ scaled_grouped_mm(const __grid_constant__ TensorMap a_map, const __grid_constant
   }
   if (SPLIT > 1) cluster_sync();
   else __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  begin_after();
   Ring ring;
 
   if (group == CONSUMERS) {
